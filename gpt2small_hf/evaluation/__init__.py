@@ -1,0 +1,1 @@
+"""How a model becomes results on disk."""

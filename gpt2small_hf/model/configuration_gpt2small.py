@@ -1,0 +1,126 @@
+"""Sizes and switches of the model, with all defaults. They live here once: flags and recipes read them here."""
+
+from dataclasses import field
+from typing import Any, Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+CODE = {
+    "AutoConfig": "configuration_gpt2small.GPT2SmallConfig",
+    "AutoModel": "modeling_gpt2small.GPT2SmallModel",
+    "AutoModelForCausalLM": "modeling_gpt2small.GPT2SmallForCausalLM",
+}
+
+
+def _setting(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@strict
+class GPT2SmallConfig(PreTrainedConfig):
+    """Configuration of a GPT-2-style decoder; the defaults are GPT-2 small with its head untied and no qkv bias.
+
+    Every field is described where it stands (`dataclasses.fields(GPT2SmallConfig)` carries the text as
+    `metadata["help"]`). GPT-2's own names (`n_embd`, `n_layer`, `n_head`, `n_positions`, `n_inner`) are understood too.
+
+    Raises: huggingface_hub's strict-dataclass errors, naming field and value, for a wrong type, a size below 1, a
+    hidden size that the heads do not divide, or a dropout probability outside [0, 1).
+    """
+
+    model_type = "gpt2small"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "n_embd": "hidden_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_positions": "max_position_embeddings",
+        "n_inner": "intermediate_size",
+        "activation_function": "hidden_act",
+        "layer_norm_epsilon": "layer_norm_eps",
+    }
+    base_model_tp_plan = {
+        "layers.*.self_attn.q_proj": "colwise",
+        "layers.*.self_attn.k_proj": "colwise",
+        "layers.*.self_attn.v_proj": "colwise",
+        "layers.*.self_attn.o_proj": "rowwise",
+        "layers.*.mlp.up_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise",
+    }
+    base_model_pp_plan = {
+        "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+        "embed_positions": (["position_ids"], ["inputs_embeds"]),
+        "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+        "norm": (["hidden_states"], ["hidden_states"]),
+    }
+    base_model_fsdp_plan = {
+        "embed_tokens": "free_full_weight",
+        "embed_positions": "free_full_weight",
+        "layers.*": "free_full_weight",
+        "norm": "keep_full_weight",
+    }
+
+    vocab_size: int = _setting(50257, "Number of token ids the model knows: rows of the embedding and of the head.")
+    max_position_embeddings: int = _setting(1024, "The context: the longest row, in tokens, that the model can take.")
+    hidden_size: int = _setting(768, "Width of the residual stream; a multiple of num_attention_heads.")
+    num_hidden_layers: int = _setting(12, "Number of blocks: depth.")
+    num_attention_heads: int = _setting(12, "Attention heads in each block.")
+    intermediate_size: int | None = _setting(None, "Width inside the MLP; unset means 4 x hidden_size.")
+    hidden_act: Literal["gelu_pytorch_tanh", "gelu", "relu", "silu"] = _setting(
+        "gelu_pytorch_tanh", "Activation inside the MLP; GPT-2's is the tanh form of GELU."
+    )
+    attention_bias: bool = _setting(False, "Give the query, key and value projections a bias, as OpenAI's GPT-2 has.")
+    embd_pdrop: float | int = _setting(0.0, "Dropout on the embeddings while training.")
+    attn_pdrop: float | int = _setting(0.0, "Dropout on the attention weights while training.")
+    resid_pdrop: float | int = _setting(0.0, "Dropout on what attention and MLP add to the stream while training.")
+    layer_norm_eps: float | int = _setting(1e-5, "Added to the variance in each LayerNorm.")
+    initializer_range: float | int = _setting(0.02, "Standard deviation of the initial weights under init_scheme gpt2.")
+    init_scheme: Literal["gpt2", "torch", "small_init", "torch_normal"] = _setting(
+        "gpt2",
+        "Initial weights. gpt2: normal, initializer_range, residual projections scaled by 1/sqrt(2 x layers). "
+        "small_init, torch_normal: the same with sqrt(2/(5 x width)), sqrt(1/(3 x width)). "
+        "torch: what PyTorch's layers draw (a tied head then starts at a loss in the hundreds).",
+    )
+    tie_word_embeddings: bool = _setting(False, "Let the head share the token embedding's weights: fewer parameters.")
+    bos_token_id: int | None = _setting(50256, "Id of the token that begins a text.")
+    eos_token_id: int | list[int] | None = _setting(50256, "Id, or ids, of the token that ends a text.")
+    pad_token_id: int | None = _setting(50256, "Id of the token that fills rows of a batch.")
+    use_cache: bool = _setting(True, "Keep keys and values while generating, so that each step costs one token.")
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        """Fill what follows from other fields; cache classes and serving engines read these names from the config."""
+        for alias, name in self.attribute_map.items():  # before anything is derived from them
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        # Grouped keys are not offered, a head's size follows from the width; both are constants that others look up.
+        self.num_key_value_heads = self.num_attention_heads
+        self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
+        for name in ("num_key_value_heads", "head_dim"):
+            kwargs.pop(name, None)
+        # transformers itself writes only two of these into a saved config; a class it left out could not be loaded.
+        kwargs["auto_map"] = {**CODE, **(kwargs.get("auto_map") or {})}
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self) -> None:
+        """Checks over several fields, run by `@strict` after the types."""
+        sizes = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        for name in (*sizes, "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more.")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}."
+            )
+        for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; a dropout probability lies in [0, 1).")
+        for name in ("layer_norm_eps", "initializer_range"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+
+
+GPT2SmallConfig.register_for_auto_class()
+
+__all__ = ["GPT2SmallConfig"]

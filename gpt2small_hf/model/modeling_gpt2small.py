@@ -1,0 +1,214 @@
+"""The Transformers face of the model: configuration, loss, cache, masks and generation around `gpt.py`.
+
+No arithmetic stands here. What a stranger runs is this file, `gpt.py` and `configuration_gpt2small.py`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_gpt2small import GPT2SmallConfig
+from .gpt import Attention, Block, Decoder, explicit_attention, init_weights
+
+
+class GPT2SmallDecoderLayer(GradientCheckpointingLayer, Block):
+    """The core's block, able to trade memory for recomputation."""
+
+
+class GPT2SmallPreTrainedModel(PreTrainedModel):
+    """What all models of this family tell the library about themselves."""
+
+    config: GPT2SmallConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["GPT2SmallDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": GPT2SmallDecoderLayer, "attentions": Attention}
+
+    def _init_weights(self, module: nn.Module) -> None:
+        init_weights(module, self.config)
+
+
+class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
+    """The decoder without a head: token ids → hidden states. Its parts and arithmetic are the core's `Decoder`."""
+
+    block = GPT2SmallDecoderLayer
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        GPT2SmallPreTrainedModel.__init__(self, config)
+        self.build(config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the core returns the hidden states alone
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the decoder.
+
+        Args:
+            input_ids: (B, T); either these or `inputs_embeds`.
+            attention_mask: (B, past + T), 1 for real tokens and 0 for padding; or a ready mask (B, 1, T, past + T).
+            position_ids: (B, T). Unset, they count the real tokens of `attention_mask`, so a padded row equals the
+                same row alone. Ids that start again at 0 within a row, given without mask and filled cache, separate
+                packed documents: none sees another.
+            past_key_values: cache of earlier positions, updated in place.
+            inputs_embeds: (B, T, C) in place of `input_ids`.
+            use_cache: return a cache, creating one if needed; unset, as the config says.
+            kwargs: handed on to the attention function.
+
+        Raises: ValueError unless exactly one of `input_ids` and `inputs_embeds` is given, or if positions pass the
+            context.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds, and not both.")
+        hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        filled = past_key_values
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            position_ids = positions(hidden_states, attention_mask, filled)
+        self._check_context(position_ids, filled)
+
+        # A cache created just now is not named here: without a cache the library looks at restarting position_ids.
+        attention_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=hidden_states,
+            attention_mask=attention_mask,
+            past_key_values=filled,
+            position_ids=position_ids,
+        )
+        # Pipeline parallelism puts an Identity in place of the layers that another stage holds, and hands a later
+        # stage its hidden states as inputs_embeds: they carry positions already.
+        if not isinstance(self.layers[0], nn.Identity):
+            hidden_states = self.add_positions(hidden_states, position_ids)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", explicit_attention)
+        hidden_states = self.run_layers(
+            hidden_states,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            attend=attend,
+            **kwargs,
+        )
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+
+    def _check_context(self, position_ids: Tensor, past_key_values: Cache | None) -> None:
+        limit = self.config.max_position_embeddings
+        if torch.compiler.is_compiling():
+            return
+        length = position_ids.shape[-1] + (0 if past_key_values is None else past_key_values.get_seq_length())
+        # Looking at the ids waits for the device: only when the row is long enough to hold one past the limit.
+        if length > limit and (last := int(position_ids.max())) >= limit:
+            raise ValueError(
+                f"The input reaches position {last + 1}, the model takes {limit} (max_position_embeddings). "
+                "Shorten the prompt, or ask for fewer new tokens."
+            )
+
+
+class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
+    """The language model: token ids → logits over the next token, loss when labels are given, and `generate`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}  # pyright: ignore[reportAssignmentType]
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        super().__init__(config)
+        self.model = GPT2SmallModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Score the next token at each position; other arguments as in `GPT2SmallModel.forward`.
+
+        Args:
+            input_ids: (B, T).
+            attention_mask: see the base model.
+            position_ids: see the base model.
+            past_key_values: see the base model.
+            inputs_embeds: see the base model.
+            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is not counted.
+            use_cache: see the base model.
+            logits_to_keep: compute only the last so many positions' logits, or those at these indices; 0 means all.
+            kwargs: `num_items_in_batch` divides the summed loss; the rest goes to the attention function.
+
+        Returns: loss (nats per token) if labels are given, logits (B, kept, V), cache, and on request hidden states
+            and attention weights.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
+    """Position of each token among the real ones of its row: (B or 1, T).
+
+    A padded row then gets the positions it would have alone, in `generate` and in a plain call. Rows beside a cache of
+    fixed size are counted from its length instead: the mask's width says nothing about it.
+    """
+    T = hidden_states.shape[1]
+    fixed_size = getattr(past_key_values, "is_compileable", False)
+    if attention_mask is not None and attention_mask.ndim == 2 and not fixed_size:
+        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
+    past = 0 if past_key_values is None else past_key_values.get_seq_length()
+    return (torch.arange(T, device=hidden_states.device) + past).unsqueeze(0)
+
+
+GPT2SmallModel.register_for_auto_class("AutoModel")
+GPT2SmallForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+
+__all__ = ["GPT2SmallForCausalLM", "GPT2SmallModel", "GPT2SmallPreTrainedModel"]

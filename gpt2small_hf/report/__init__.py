@@ -1,0 +1,1 @@
+"""How results become something to look at."""

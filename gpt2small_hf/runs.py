@@ -1,0 +1,267 @@
+"""Run and data folders: every file name in one place, whole-or-nothing writes, and the error a user can fix.
+
+The rooms hand each other files; this module alone spells where those files lie. What is in them is the rooms' business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+
+class UsageError(Exception):
+    """Something the user can fix. Doors print it as one line (what, why, what to do) and exit with status 2."""
+
+
+# ---- where things lie -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one training run."""
+
+    root: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as it was given."""
+        return self.root / "recipe.yaml"
+
+    @property
+    def resolved(self) -> Path:
+        """Every value in force, with commit, versions and device."""
+        return self.root / "resolved.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a log line."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of `checkpoint-<step>/`; each loads by itself."""
+        return self.root / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """Final weights, config, code and tokenizer: what a stranger loads."""
+        return self.root / "model"
+
+    @property
+    def heldout(self) -> Path:
+        """Held-out loss before and after training, with its baselines."""
+        return self.root / "evaluation" / "heldout.json"
+
+    @property
+    def completions(self) -> Path:
+        """Fixed prompts continued by the finished model."""
+        return self.root / "evaluation" / "completions.json"
+
+    @property
+    def loss_chart(self) -> Path:
+        return self.root / "charts" / "loss.png"
+
+    @property
+    def finished(self) -> bool:
+        """True once everything a run promises is on disk (the held-out result is written last)."""
+        return self.heldout.exists()
+
+
+@dataclass(frozen=True)
+class DataFolder:
+    """The files of one prepared data set."""
+
+    root: Path
+
+    @property
+    def meta(self) -> Path:
+        """Counts, source and tokenizer. Written last: a folder without it is not a data set."""
+        return self.root / "meta.json"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that made the ids, loadable by `AutoTokenizer`."""
+        return self.root / "tokenizer"
+
+    @property
+    def progress(self) -> Path:
+        """How far an unfinished preparation came. Only in the folder of `unfinished()`."""
+        return self.root / "progress.json"
+
+    def tokens(self, split: str, shard: int) -> Path:
+        """Flat little-endian token ids, uint16 or uint32 as `meta.json` says."""
+        return self.root / f"{split}-{shard:05d}.bin"
+
+    def documents(self, split: str) -> Path:
+        """Flat little-endian uint64: where each document starts in the split's stream, then the stream's length."""
+        return self.root / f"{split}-documents.bin"
+
+    def unfinished(self) -> DataFolder:
+        """The sibling folder in which the set is built before it takes its name."""
+        return DataFolder(self.root.with_name(self.root.name + ".partial"))
+
+
+# ---- reading and writing ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path`; give the file or folder written there its real name if nothing was raised.
+
+    So what exists is whole. A file or folder of the same name is replaced.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        if path.is_dir():
+            # A folder cannot be replaced in one step: the old one steps aside first, so one of the two always exists.
+            aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+            path.rename(aside)
+            temporary.rename(path)
+            shutil.rmtree(aside)
+        else:
+            temporary.replace(path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary)
+        else:
+            temporary.unlink(missing_ok=True)
+
+
+def finite(value: Any) -> Any:
+    """Replace NaN and infinities by None anywhere in `value`: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, whole or not at all; non-finite numbers become null."""
+    with whole(path) as temporary:
+        temporary.write_text(
+            json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises: UsageError naming the file when it is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist. Check the folder's name.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid JSON ({error}). Make it again with the command that wrote it.") from None
+
+
+def append_jsonl(path: Path, value: dict[str, Any]) -> None:
+    """Add one line to a JSON Lines file; non-finite numbers become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(finite(value), allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """Read a JSON Lines file. A last line cut off by a killed process is passed over."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            rows.append(json.loads(line))
+    return rows
+
+
+def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Write rows as JSON Lines, whole or not at all."""
+    with whole(path) as temporary:
+        temporary.touch()
+        for row in rows:
+            append_jsonl(temporary, row)
+
+
+# ---- where things came from -------------------------------------------------------------------------------------
+
+
+def sha256(path: Path) -> str:
+    """The hexadecimal SHA-256 of a file, read in blocks."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def made_by(inputs: Iterable[Path] = ()) -> dict[str, Any]:
+    """How a result came to be: command, git commit, date, versions and the SHA-256 of each input file."""
+    return {
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": git_commit(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": versions(),
+        "inputs": {str(path): sha256(path) for path in inputs},
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout this package runs from, `-dirty` added when files differ; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if not git("ls-files", Path(__file__).name):  # a checkout of something else that has us in its environment
+            return None
+        return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a run's numbers."""
+    found = {"python": platform.python_version()}
+    for name in ("gpt2small-hf", "torch", "transformers", "accelerate", "tokenizers", "tiktoken", "datasets"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+# ---- doors ------------------------------------------------------------------------------------------------------
+
+
+def open_door(main: Callable[[], None]) -> int:
+    """Run a command's `main` and turn what a user can fix into one line on stderr.
+
+    Returns: the exit status. 0 done, 2 bad input, 130 interrupted. Other errors keep their traceback.
+    """
+    try:
+        main()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted.", file=sys.stderr)
+        return 130
+    return 0

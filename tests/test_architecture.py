@@ -1,0 +1,69 @@
+"""The rooms' import rules, read from the source: one direction, no circles, nothing in `model/` a stranger lacks."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+PACKAGE = "gpt2small_hf"
+MAY_IMPORT = {  # CONTRIBUTING explains the order
+    "model": set(),
+    "data": {"runs"},
+    "evaluation": {"model", "data", "runs"},
+    "report": {"runs"},
+    "training": {"model", "data", "evaluation", "report", "runs"},
+}
+FILES = sorted((REPOSITORY / PACKAGE).glob("*/*.py"))
+
+
+def imports(path: Path) -> list[str]:
+    """Absolute names of all modules a file imports; relative ones begin with a dot."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append("." * node.level + (node.module or ""))
+    return names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_rooms_import_only_rooms_below_them(path):
+    room = path.parent.name
+    for name in imports(path):
+        first, _, rest = name.partition(".")
+        if first == PACKAGE:
+            assert rest.split(".")[0] in MAY_IMPORT[room] | {room}, f"{path} imports {name}"
+        assert first not in ("train", "upload", "tests"), f"{path} imports the door {name}"
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / PACKAGE / "model").glob("*.py")), ids=lambda p: p.name)
+def test_model_files_import_what_a_stranger_has(path):
+    allowed = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
+    if path.name == "conversion.py":  # not published
+        allowed |= {"safetensors"}
+    for name in imports(path):
+        sibling = name.startswith(".") and not name.startswith("..") and (path.parent / f"{name[1:]}.py").is_file()
+        assert sibling or name.split(".")[0] in allowed, f"{path} imports {name}"
+
+
+def test_the_core_imports_pytorch_alone():
+    core = REPOSITORY / PACKAGE / "model" / "gpt.py"
+    assert {name.split(".")[0] for name in imports(core)} <= {"torch"} | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p.parent.name == "report"], ids=lambda p: p.name)
+def test_report_reads_files_and_needs_no_pytorch(path):
+    assert not {name.split(".")[0] for name in imports(path)} & {"torch", "transformers"}
+
+
+def test_no_module_is_named_after_the_standard_library():
+    paths = [
+        *FILES,
+        *REPOSITORY.glob("*.py"),
+        *(REPOSITORY / PACKAGE).glob("*.py"),
+        *(REPOSITORY / "upload").glob("*.py"),
+    ]
+    assert [str(p) for p in paths if p.stem in sys.stdlib_module_names] == []
