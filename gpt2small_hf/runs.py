@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -127,19 +128,24 @@ def whole(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        if path.is_dir():
-            # A folder cannot be replaced in one step: the old one steps aside first, so one of the two always exists.
-            aside = path.with_name(f".{path.name}.{os.getpid()}.old")
-            path.rename(aside)
-            temporary.rename(path)
-            shutil.rmtree(aside)
-        else:
-            temporary.replace(path)
+        put_in_place(temporary, path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def put_in_place(finished: Path, path: Path) -> None:
+    """Give a finished file or folder its name. What had that name is replaced."""
+    if path.is_dir():
+        # A folder cannot be replaced in one step: the old one steps aside first, so one of the two always exists.
+        aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+        path.rename(aside)
+        finished.rename(path)
+        shutil.rmtree(aside)
+    else:
+        finished.replace(path)
 
 
 def finite(value: Any) -> Any:
@@ -213,12 +219,19 @@ def sha256(path: Path) -> str:
 def made_by(inputs: Iterable[Path] = ()) -> dict[str, Any]:
     """How a result came to be: command, git commit, date, versions and the SHA-256 of each input file."""
     return {
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
         "commit": git_commit(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
         "inputs": {str(path): sha256(path) for path in inputs},
     }
+
+
+def command_line() -> str:
+    """The command as it can be typed again from a checkout, without the folder of the program."""
+    program = Path(sys.argv[0])
+    door = "-m gpt2small_hf" if program.name == "__main__.py" else program.name
+    return shlex.join(["python", *door.split(), *sys.argv[1:]])
 
 
 def git_commit() -> str | None:

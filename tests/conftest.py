@@ -1,5 +1,6 @@
 """Real small things that many tests share, and a process that has never heard of this package."""
 
+import json
 import os
 import subprocess
 import sys
@@ -14,9 +15,17 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import torch
+from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.data.tokenizer import train_tokenizer
+from gpt2small_hf.runs import RunFolder
+from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.run import train
+
+settings.register_profile("steady", deadline=None)  # a busy machine is no failure
+settings.load_profile("steady")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
@@ -79,8 +88,44 @@ def tiny_model() -> GPT2SmallForCausalLM:
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE of 300 entries trained on two sentences."""
-    from gpt2small_hf.data.tokenizer import train_tokenizer
-
     return train_tokenizer(
         ["Every effort moves you forward. ", "The quick brown fox jumps over the lazy dog. "] * 20, 300
     )
+
+
+CORPUS = [
+    f"{name} the {thing} {verb} the {other}, and the {other} {verb} the {thing} in turn.\n"
+    for name in ("Once", "Then", "Later")
+    for thing in ("fox", "dog", "crow", "hare")
+    for other in ("river", "stone", "field")
+    for verb in ("saw", "met", "left")
+]
+
+
+def tiny_words(place: Path, output_dir: Path) -> list[str]:
+    """Words for `run_train`: twenty steps on a hundred short documents, which are written into `place`."""
+    (place / "short.yaml").write_text("# nothing but defaults\n", encoding="utf-8")
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": line * 4}) + "\n" for line in CORPUS), encoding="utf-8")
+    return [
+        str(place / "short.yaml"),
+        *("--text", str(corpus), "--vocab_size", "300", "--output_dir", str(output_dir)),
+        *("--max_position_embeddings", "32", "--hidden_size", "16", "--num_hidden_layers", "2"),
+        *("--num_attention_heads", "2", "--per_device_train_batch_size", "4", "--max_steps", "20"),
+        *("--learning_rate", "0.01", "--warmup_steps", "2", "--logging_steps", "5", "--save_steps", "10"),
+        *("--eval_strategy", "steps", "--eval_steps", "10", "--use_cpu", "--prompts", "Once the fox"),
+    ]
+
+
+def run_train(words: list[str]) -> RunFolder:
+    """What `python train.py` does with these words, in this process."""
+    return train(parse_arguments(words, default_recipe=REPOSITORY / "examples" / "tiny.yaml"))
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run of twenty steps."""
+    place = tmp_path_factory.mktemp("tiny_run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return run_train(tiny_words(place, place / "runs" / "short"))

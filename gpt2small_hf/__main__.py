@@ -1,0 +1,39 @@
+"""Door: `python -m gpt2small_hf COMMAND …`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+
+from gpt2small_hf.runs import UsageError, open_door
+
+COMMANDS = {"prepare": "text → token files that train.py reads"}
+
+HELP = "\n".join(
+    [
+        "usage: python -m gpt2small_hf COMMAND [--flag value …]",
+        "",
+        *(f"  {name:<10}{what}" for name, what in COMMANDS.items()),
+        "",
+        "python -m gpt2small_hf COMMAND --help lists a command's flags. Training is `python train.py`.",
+    ]
+)
+
+
+def main() -> None:
+    """Run one command."""
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP)
+    elif words[0] == "prepare":
+        from gpt2small_hf.data.tokens import main as prepare
+
+        prepare(words[1:])
+    else:
+        near = difflib.get_close_matches(words[0], COMMANDS, 1)
+        hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."
+        raise UsageError(f"{words[0]} is not a command. {hint}")
+
+
+if __name__ == "__main__":
+    sys.exit(open_door(main))

@@ -1,0 +1,101 @@
+"""The settings of `prepare`, which `train.py` has too."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpt2small_hf.data.tokenizer import SMALLEST_VOCABULARY
+from gpt2small_hf.runs import UsageError
+
+
+@dataclass
+class PrepareArguments:
+    """Which text to prepare, with which tokenizer, and what to hold out."""
+
+    _argument_group_name = "data"
+
+    text: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Files, folders or globs to read: .txt (a document each), .jsonl and .parquet (a document a row), "
+            ".safetensors with ids in a tensor `tokens`; anything else is read as .txt. A folder stands for its .txt, "
+            ".jsonl and .parquet files. Without --text and --dataset: the language reference inside Python (0.46 MB)."
+        },
+    )
+    dataset: str | None = field(default=None, metadata={"help": "Hub id of a data set to read instead of --text."})
+    dataset_config: str | None = field(default=None, metadata={"help": "Which configuration of the data set."})
+    dataset_split: str = field(default="train", metadata={"help": "Which of the data set's splits to read."})
+    dataset_revision: str | None = field(
+        default=None, metadata={"help": "Commit, branch or tag of the data set (default: the newest, and recorded)."}
+    )
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the data set over the network as needed, without a copy on disk."}
+    )
+    text_column: str = field(default="text", metadata={"help": "Field or column that holds the text of a row."})
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "Hub id (openai-community/gpt2) or folder of a ready tokenizer. Default, or `train`: train a "
+            "byte-level BPE on the train documents (on about 100 MB of them, evenly spread, when there is more)."
+        },
+    )
+    vocab_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Entries of the tokenizer trained here (default 1,024, right for a megabyte; GPT-2 has 50,257). "
+            "With a ready tokenizer: stop if a token id does not fit a model with so many."
+        },
+    )
+    validation_fraction: float | None = field(
+        default=None,
+        metadata={
+            "help": "Part of the documents to hold out (default 0.05; 0: none). Below 20 documents it is the tail of "
+            "each that is held out instead."
+        },
+    )
+    validation_text: list[str] | None = field(
+        default=None, metadata={"help": "Files to hold out, as for --text; then nothing is taken from the train text."}
+    )
+    errors: Literal["strict", "replace"] = field(
+        default="strict",
+        metadata={"help": "At bytes that are not UTF-8: stop and name the place, or put U+FFFD there and go on."},
+    )
+    num_workers: int | None = field(
+        default=None, metadata={"help": "Threads that encode (default: one a core). The result is the same."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.text and self.dataset:
+            raise UsageError("--text and --dataset are two sources. Give one of them.")
+        if self.validation_text and self.validation_fraction is not None:
+            raise UsageError("--validation_text is the whole validation split. Leave out --validation_fraction.")
+        if not 0 <= self.held_out < 1:
+            raise UsageError(f"--validation_fraction is {self.validation_fraction}. Give a number from 0 to below 1.")
+        if self.trains_tokenizer and self.new_vocab_size < SMALLEST_VOCABULARY:
+            raise UsageError(
+                f"--vocab_size is {self.vocab_size}, but each byte and the end of text need an entry: "
+                f"give at least {SMALLEST_VOCABULARY}."
+            )
+        if self.num_workers is not None and self.num_workers < 1:
+            raise UsageError(f"--num_workers is {self.num_workers}. Give at least 1.")
+
+    @property
+    def trains_tokenizer(self) -> bool:
+        return self.tokenizer in (None, "train")
+
+    @property
+    def new_vocab_size(self) -> int:
+        return 1024 if self.vocab_size is None else self.vocab_size
+
+    @property
+    def held_out(self) -> float:
+        """The fraction of the train text that goes to validation."""
+        if self.validation_text:
+            return 0.0
+        return 0.05 if self.validation_fraction is None else self.validation_fraction
+
+    @property
+    def n_workers(self) -> int:
+        return self.num_workers or os.cpu_count() or 1

@@ -1,0 +1,219 @@
+"""A file or data set → its documents, one at a time, each in blocks of about a megabyte.
+
+So a corpus of any size passes through little memory. Which files and data sets: `sources.py`. What becomes of the
+documents: `holdout.py` (to which split) and `batches.py` (into ids).
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gpt2small_hf.runs import UsageError
+
+BLOCK_BYTES = 1 << 20
+BLOCK_TOKENS = 1 << 18
+
+Block: TypeAlias = str | np.ndarray
+"""A stretch of one document: text, or ids where the source was tokenized before."""
+
+
+@dataclass
+class Document:
+    """One document on its way through; its blocks can be read once."""
+
+    size: int  # UTF-8 bytes; for ids, tokens
+    blocks: Iterator[Block]
+
+
+@dataclass
+class Meter:
+    """How much of a source was read, in bytes."""
+
+    size: int = 0  # what `done` comes near in the end; 0 where nobody knows beforehand
+    done: int = 0
+
+
+# ---- readers ----------------------------------------------------------------------------------------------------
+
+
+def read_txt(meter: Meter, *, path: Path, errors: str) -> Iterator[Document]:
+    """A plain text file is one document, its newlines as they are; a byte order mark is dropped."""
+
+    def blocks() -> Iterator[str]:
+        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        with path.open("rb") as file:
+            if file.read(3) != codecs.BOM_UTF8:
+                file.seek(0)
+            while True:
+                held = len(decoder.getstate()[0])  # bytes of a character that the last block broke in two
+                start = file.tell() - held
+                data = file.read(BLOCK_BYTES)
+                try:
+                    text = decoder.decode(data, final=not data)
+                except UnicodeDecodeError as error:
+                    raise undecodable(path, start + error.start) from None
+                meter.done = file.tell()
+                if text:
+                    yield text
+                if not data:
+                    return
+
+    yield Document(path.stat().st_size, blocks())
+
+
+def read_jsonl(meter: Meter, *, path: Path, column: str, errors: str) -> Iterator[Document]:
+    """Each line of a JSON Lines file is a document; blank lines are passed over."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            where = f"{path}, line {number:,}"
+            start = meter.done
+            meter.done += len(line)
+            try:
+                text = line.decode("utf-8", errors)
+            except UnicodeDecodeError as error:
+                raise undecodable(path, start + error.start) from None
+            text = text.removeprefix("\ufeff")
+            if not text.strip():
+                continue
+            try:
+                row = json.loads(text)
+            except json.JSONDecodeError as error:
+                raise UsageError(f"{where} is not JSON ({error.msg}). Correct or remove the line.") from None
+            if not isinstance(row, dict) or column not in row:
+                there = f"its keys are {names(row)}" if isinstance(row, dict) else f"it is a {type(row).__name__}"
+                raise UsageError(f"{where} has no field {column!r}: {there}. Name the text field with --text_column.")
+            yield row_document(row[column], where, errors)
+
+
+def read_parquet(meter: Meter, *, path: Path, column: str, errors: str) -> Iterator[Document]:
+    """Each row of a Parquet file is a document."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowInvalid as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path} is not a Parquet file ({reason}). Give it another suffix or make it again.") from None
+    with file:
+        check_column(str(path), column, file.schema_arrow.names)
+        n_read = 0
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                n_read += 1
+                meter.done = meter.size * n_read // file.metadata.num_rows
+                yield row_document(value, f"{path}, row {n_read:,}", errors)
+
+
+def read_tokens(meter: Meter, *, path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+    """Documents of a safetensors file with one integer tensor `tokens`, cut at the tokenizer's end-of-text token.
+
+    This is how the reference series publishes its pre-tokenised sets.
+    """
+    import safetensors
+
+    try:
+        # As a torch tensor it stays a map of the file; as a numpy array it would be read into memory whole.
+        with safetensors.safe_open(path, "pt") as file:
+            keys = list(file.keys())
+            ids = file.get_tensor("tokens").numpy() if "tokens" in keys else np.empty(0)
+    except safetensors.SafetensorError as error:
+        raise UsageError(f"{path} is not a safetensors file ({error}). Download it again.") from None
+    if ids.ndim != 1 or ids.dtype.kind not in "ui":
+        raise UsageError(f"{path} needs one flat integer tensor named 'tokens'; its tensors are {names(keys)}.")
+
+    eos_id, vocab_size = tokenizer.eos_token_id, len(tokenizer)
+
+    def ends() -> Iterator[int]:
+        for start in range(0, len(ids), BLOCK_TOKENS):
+            block = ids[start : start + BLOCK_TOKENS]
+            if block.min() < 0 or block.max() >= vocab_size:
+                raise UsageError(
+                    f"{path} has token ids from {block.min():,} to {block.max():,}, the tokenizer {vocab_size:,} "
+                    "entries. Name the tokenizer that made the file with --tokenizer."
+                )
+            yield from (start + np.flatnonzero(block == eos_id)).tolist()
+        if len(ids) and ids[-1] != eos_id:
+            yield len(ids)
+
+    start = 0
+    for end in ends():
+        meter.done = meter.size * end // len(ids)
+        yield Document(end - start, (ids[at : min(at + BLOCK_TOKENS, end)] for at in range(start, end, BLOCK_TOKENS)))
+        start = end + 1
+
+
+def read_dataset(meter: Meter, *, rows: Any, name: str, column: str, errors: str) -> Iterator[Document]:
+    """Each row of a `datasets.Dataset` or `IterableDataset` is a document."""
+    if rows.column_names is not None:  # a streamed set may not know them before its first row
+        check_column(f"--dataset {name}", column, rows.column_names)
+        rows = rows.select_columns([column])
+    n_read = 0
+    try:
+        for batch in rows.iter(batch_size=256):
+            check_column(f"--dataset {name}", column, batch.keys())
+            for value in batch[column]:
+                n_read += 1
+                document = row_document(value, f"--dataset {name}, row {n_read:,}", errors)
+                meter.done += document.size
+                yield document
+    except (ConnectionError, TimeoutError) as error:
+        raise UsageError(
+            f"the connection to the Hub broke after row {n_read:,} of {name} ({first_line(error)}). "
+            "The same command goes on from there."
+        ) from None
+
+
+def read_texts(meter: Meter, *, texts: Iterable[str], where: str, errors: str) -> Iterator[Document]:
+    for text in texts:
+        document = row_document(text, where, errors)
+        meter.done += document.size
+        yield document
+
+
+# ---- the checks they share --------------------------------------------------------------------------------------
+
+
+def row_document(value: Any, where: str, errors: str) -> Document:
+    """The text of one row → a document, if it is text."""
+    if not isinstance(value, str):
+        kind = "null" if value is None else f"of type {type(value).__name__}"
+        raise UsageError(f"{where}: the text is {kind}, not a string. Correct the row or name another --text_column.")
+    try:
+        return Document(len(value.encode()), iter([value]))
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, UTF-8 cannot
+        if errors == "strict":
+            raise UsageError(
+                f"{where}: character {error.start:,} is half of a surrogate pair. "
+                "Correct the row, or pass --errors replace to put U+FFFD there."
+            ) from None
+        value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return Document(len(value.encode()), iter([value]))
+
+
+def check_column(where: str, column: str, columns: Iterable[str]) -> None:
+    if column not in columns:
+        raise UsageError(f"{where} has no column {column!r}; its columns are {names(columns)}. Set --text_column.")
+
+
+def undecodable(path: Path, offset: int) -> UsageError:
+    return UsageError(
+        f"{path} is not UTF-8: byte {offset:,} cannot be decoded. "
+        "Convert the file, or pass --errors replace to put U+FFFD there."
+    )
+
+
+def names(words: Iterable[str]) -> str:
+    return ", ".join(map(repr, words)) or "none"
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")

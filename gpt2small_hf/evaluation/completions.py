@@ -1,0 +1,52 @@
+"""Fixed prompts → what the model makes of them, greedily and sampled with a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def complete(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[str],
+    *,
+    max_new_tokens: int = 60,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """Continue each prompt twice: with the likeliest token each time, and sampled.
+
+    Text stops at the end of the context at the latest; of a prompt that fills more than half of it, the end is read.
+    The caller's random state is left as it was.
+
+    Returns: one object a prompt: `prompt`, `greedy`, `sampled` (continuations without the prompt), and the settings.
+    """
+    was_training = model.training
+    model.eval()
+    context = model.config.max_position_embeddings
+    results = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"][:, -context // 2 :].to(model.device)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        room = {"max_new_tokens": min(max_new_tokens, context - ids.shape[1])}
+        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            sampled = _continue(model, tokenizer, ids, do_sample=True, temperature=temperature, top_k=top_k, **room)
+        results.append(
+            {
+                "prompt": prompt,
+                "greedy": _continue(model, tokenizer, ids, do_sample=False, **room),
+                "sampled": sampled,
+                "settings": {**room, "temperature": temperature, "top_k": top_k, "seed": seed},
+            }
+        )
+    model.train(was_training)
+    return results
+
+
+def _continue(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, **how: Any) -> str:
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), **how)  # pyright: ignore[reportCallIssue]
+    return str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))

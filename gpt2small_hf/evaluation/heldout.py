@@ -1,0 +1,113 @@
+"""A model and held-out rows → loss, perplexity and bits per byte, beside what any model must beat.
+
+Also which held-out tokens stand in the training text word for word: on those a model may recite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from gpt2small_hf.data.dataset import TokenDataset, collate
+
+# Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
+MOST_TRAINING_TOKENS = 100_000_000
+BLOCK = 4_000_000
+
+
+def heldout_losses(model: torch.nn.Module, rows: TokenDataset, *, batch_size: int = 8) -> np.ndarray:
+    """Loss of the model on each predicted token, dropout off.
+
+    Returns: nats, float64, shape (rows, seq_len - 1): a row's first token has nothing before it. The values do not
+        depend on `batch_size` beyond rounding.
+    """
+    was_training = model.training
+    model.eval()
+    device = next(model.parameters()).device
+    console = Console(stderr=True)
+    batches = DataLoader(rows, batch_size=batch_size, collate_fn=collate)
+    losses = []
+    with torch.no_grad():
+        for batch in track(batches, "held-out rows", console=console, transient=True, disable=not console.is_terminal):
+            input_ids = batch["input_ids"].to(device)
+            logits = model(input_ids=input_ids, use_cache=False).logits[:, :-1].float()
+            loss = F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none")
+            losses.append(loss.view(len(input_ids), -1).cpu().double().numpy())
+    model.train(was_training)
+    return np.concatenate(losses)
+
+
+def unigram_losses(train: TokenDataset, heldout: TokenDataset, *, vocab_size: int) -> np.ndarray:
+    """The same for a guess that knows only how frequent each token is in the training text.
+
+    Frequencies are those of the first 100 million training tokens, one added to each so that none is impossible.
+    """
+    counts = np.ones(vocab_size)
+    for tokens in _blocks(train, MOST_TRAINING_TOKENS):
+        counts += np.bincount(tokens, minlength=vocab_size)
+    nats = -np.log(counts / counts.sum())
+    return nats[_predicted(heldout, heldout.tokens(0, len(heldout) * heldout.seq_len))]
+
+
+def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = 13) -> np.ndarray:
+    """Which predicted tokens end `length` tokens in a row that stand so in the first 100 million training tokens.
+
+    Held-out text that repeats training text measures memory, not language; 13 is the length that Brown et al. (2020,
+    appendix C) look for.
+
+    Returns: bool, shape (rows, seq_len - 1).
+    """
+    stream = heldout.tokens(0, len(heldout) * heldout.seq_len)
+    keys = _hashes(stream, length)
+    if not len(keys):
+        return _predicted(heldout, np.zeros(len(stream), dtype=bool))
+    wanted = np.unique(keys)
+    found = np.zeros(len(wanted), dtype=bool)
+    for tokens in _blocks(train, MOST_TRAINING_TOKENS, overlap=length - 1):
+        hashes = _hashes(tokens, length)
+        places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
+        found[places[wanted[places] == hashes]] = True
+    seen = np.zeros(len(stream), dtype=bool)
+    seen[length - 1 :] = found[np.searchsorted(wanted, keys)]
+    return _predicted(heldout, seen)
+
+
+def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
+    """The mean of some losses in three units.
+
+    Returns: `loss`, nats per token; `perplexity`, exp(loss); `bits_per_byte`, loss / ln 2 / bytes per token, which
+        compares models whatever their tokenizers.
+    """
+    loss = float(losses.mean())
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "bits_per_byte": loss / math.log(2) / bytes_per_token,
+    }
+
+
+def _predicted(rows: TokenDataset, stream: np.ndarray) -> np.ndarray:
+    return stream.reshape(len(rows), rows.seq_len)[:, 1:]
+
+
+def _blocks(rows: TokenDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
+    """The split's stream in blocks; each begins with the last `overlap` tokens of the one before."""
+    end = min(rows.n_tokens, most)
+    for start in range(0, end, BLOCK):
+        yield rows.tokens(max(0, start - overlap), min(start + BLOCK, end))
+
+
+def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:
+    """A 64-bit number for each run of `length` tokens, shape (tokens - length + 1,); chance equality is negligible."""
+    n = max(0, len(tokens) - length + 1)
+    hashes = np.zeros(n, dtype=np.uint64)
+    for i in range(length):
+        hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + tokens[i : i + n].astype(np.uint64) + np.uint64(1)
+    return hashes

@@ -1,0 +1,123 @@
+"""Dataclass < recipe < flag: words on the command line and in a YAML recipe → filled dataclasses.
+
+Every command reads its settings through this file, so flags look and fail alike everywhere.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from transformers import HfArgumentParser
+
+from gpt2small_hf.runs import UsageError
+
+
+class FlagParser(HfArgumentParser):
+    """HF's argument parser; a mistake is one line that says what to write instead.
+
+    Flags are the dataclasses' field names (`--learning_rate`, also `--learning-rate`). Unlike argparse's default,
+    `--learn` is not taken for `--learning_rate`.
+    """
+
+    def __init__(self, *dataclass_types: Any, **kwargs: Any) -> None:
+        super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_Help, **kwargs)  # pyright: ignore[reportArgumentType]
+        for action in self._actions:
+            if action.const is False:  # `--no_bf16` beside `--bf16 false`: understood, and not worth a paragraph
+                action.help = SUPPRESS
+
+    def error(self, message: str) -> NoReturn:
+        """Raise: UsageError, in place of argparse's page of usage."""
+        raise UsageError(f"{message}. All flags: {self.prog} --help")
+
+    def fill(self, words: list[str]) -> tuple[Any, ...]:
+        """Fill the dataclasses from flags.
+
+        Returns: the dataclass instances, then the namespace of arguments that belong to none of them, if there are any.
+        Raises:  UsageError for an unknown flag, naming the nearest one, and for a value the dataclass refuses.
+        """
+        try:
+            *filled, unknown = self.parse_args_into_dataclasses(
+                words, return_remaining_strings=True, look_for_args_file=False
+            )
+        except (ValueError, TypeError, ImportError) as error:  # raised by a dataclass's own __post_init__
+            raise UsageError(" ".join(str(error).split())) from error
+        for word in unknown:
+            if not word.startswith("--"):
+                raise UsageError(f"{word} stands where a flag was expected. All flags: {self.prog} --help")
+            self.require(word.lstrip("-").split("=")[0], dashes="--")
+        return tuple(filled)
+
+    def require(self, name: str, *, where: str = "", dashes: str = "") -> None:
+        """Accept the name of a flag, or say which one it may have meant.
+
+        Raises: UsageError when `name` is no flag, after `where` it stands.
+        """
+        known = [flag.lstrip("-") for flag in self._option_string_actions if flag.startswith("--")]
+        if name in known:
+            return
+        near = difflib.get_close_matches(name, [flag for flag in known if "-" not in flag], 1)
+        hint = f"Did you mean {dashes}{near[0]}?" if near else f"All flags: {self.prog} --help"
+        raise UsageError(f"{where}{dashes}{name} is not a flag. {hint}")
+
+
+class _Help(ArgumentDefaultsHelpFormatter):
+    """One spelling a flag, the kind of its value, and the default where there is one."""
+
+    def _get_help_string(self, action: Action) -> str | None:
+        if action.default is None or action.default is False or not action.option_strings:
+            return action.help
+        return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        flag = next((flag for flag in action.option_strings if "-" not in flag.lstrip("-")), action.option_strings[0])
+        return f"{flag} {self._kind(action)}"
+
+    def _kind(self, action: Action) -> str:
+        if action.nargs == "?":  # HF's parser reads a boolean so: alone it means true
+            return "[true|false]"
+        if action.choices and len(kinds := [str(choice) for choice in action.choices]) <= 8:
+            return "|".join(kinds)
+        word = {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(action.type, "TEXT")  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return f"{word} …" if action.nargs == "+" else word
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Read a YAML recipe: flat, its keys are flag names.
+
+    Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
+    """
+    try:
+        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"Cannot read the recipe {path} ({error.strerror}). Recipes lie in examples/.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if recipe is None:
+        return {}
+    if not isinstance(recipe, dict):
+        raise UsageError(f"{path} is not a recipe: write one `flag_name: value` a line, as in examples/tiny.yaml.")
+    return recipe
+
+
+def as_flags(recipe: dict[str, Any]) -> list[str]:
+    """Write a recipe as flags: {"bf16": True} → ["--bf16", "true"]. The real flags follow it, so they win."""
+    words = []
+    for key, value in recipe.items():
+        if value is None:
+            continue
+        values = value if isinstance(value, list) else [value]
+        words += [f"--{key}", *(_word(item) for item in values)]
+    return words
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return json.dumps(value) if isinstance(value, dict) else str(value)

@@ -1,0 +1,151 @@
+"""Everything that can be set in a run: dataclasses, and how recipe and flags fill them.
+
+The model's settings are read from `GPT2SmallConfig`, the data's from `PrepareArguments`, the Trainer's from
+transformers' `TrainingArguments`; only what belongs to a run as a whole is declared here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainingArguments
+
+from gpt2small_hf.data.tokens import PrepareArguments
+from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
+from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+from gpt2small_hf.runs import RunFolder
+
+# A run takes these from its tokenizer; use_cache is for generation and stays at its default.
+_NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
+
+
+@dataclass
+class RunArguments:
+    """The run as a whole: its folder, its rows and what it shows."""
+
+    _argument_group_name = "run"
+
+    output_dir: Path = field(default=Path(), init=False)  # filled from the Trainer's flag of this name
+    overwrite: bool = field(default=False, metadata={"help": "Replace a run that is already in the run folder."})
+    data_dir: Path | None = field(
+        default=None,
+        metadata={
+            "help": "Folder written by `python -m gpt2small_hf prepare`. Unset: the text named below is prepared, "
+            "in data/, and found there again by the next run that names the same."
+        },
+    )
+    seq_len: int | None = field(
+        default=None, metadata={"help": "Tokens per row while training; unset: max_position_embeddings."}
+    )
+    max_eval_samples: int | None = field(
+        default=None,
+        metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
+    )
+    prompts: list[str] = field(
+        default_factory=lambda: ["Every effort moves you"],
+        metadata={"help": "Texts that the finished model continues, greedily and sampled."},
+    )
+
+
+@dataclass
+class TrainerArguments(TrainingArguments):
+    """The Trainer's own arguments with the defaults of a pre-training run."""
+
+    _argument_group_name = "training (transformers.TrainingArguments)"
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "The run folder; unset: runs/<name of the recipe>, below the current folder."}
+    )
+    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
+    lr_scheduler_type: str = field(default="cosine_with_min_lr", metadata={"help": "Shape of the learning rate."})
+    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"min_lr_rate": 0.1},
+        metadata={"help": "JSON object for the schedule; min_lr_rate is where a cosine ends, as a share of the peak."},
+    )
+    warmup_steps: float = field(
+        default=0.05, metadata={"help": "Steps of linear warm-up, or below 1 the share of all steps."}
+    )
+    weight_decay: float = field(
+        default=0.1, metadata={"help": "AdamW's decay of matrices; norms and biases have none."}
+    )
+    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's memory of squared gradients."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between lines of metrics.jsonl."})
+    # With the filter on, a NaN loss is logged as a finite number: the log would lie.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Hide NaN losses from the log. Leave it off."}
+    )
+    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep: the newest so many."})
+    dataloader_pin_memory: bool = field(
+        default=torch.cuda.is_available(), metadata={"help": "Pin rows in memory for faster copies to the GPU."}
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
+    )
+    disable_tqdm: bool | None = field(default=True, metadata={"help": "The run draws its own progress line."})
+
+
+def _model_arguments() -> type:
+    """A dataclass of the configuration's own fields, types made plain for argparse, with their defaults and help."""
+    rows = [
+        (f.name, float if f.type == float | int else f.type, field(default=f.default, metadata=dict(f.metadata)))
+        for f in fields(GPT2SmallConfig)
+        if f.name in GPT2SmallConfig.__annotations__ and f.name not in _NOT_FLAGS and f.default is not MISSING
+    ]
+    return make_dataclass("ModelArguments", rows, namespace={"_argument_group_name": "model (GPT2SmallConfig)"})
+
+
+ModelArguments = _model_arguments()
+
+
+@dataclass
+class Arguments:
+    """All settings of one run."""
+
+    recipe: Path
+    run: RunArguments
+    data: PrepareArguments
+    model: Any
+    trainer: TrainerArguments
+
+
+def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
+    """Read `[recipe.yaml] [--flag value …]`.
+
+    Raises: UsageError for an unreadable recipe, an unknown key or flag (naming the nearest), or a wrong value.
+    """
+    parser = FlagParser(
+        RunArguments,
+        PrepareArguments,
+        ModelArguments,
+        TrainerArguments,
+        prog="python train.py",
+        usage="python train.py [recipe.yaml] [--flag value …]",
+        description="Train a model from scratch. A recipe is a YAML file of these flags; flags override the recipe. "
+        f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
+    )
+    # The recipe is the first word or none: anywhere else a flag that takes several words would swallow it.
+    recipe_path = default_recipe
+    if words and not words[0].startswith("-"):
+        recipe_path, words = Path(words[0]), words[1:]
+    recipe = read_recipe(recipe_path)
+    for key in recipe:
+        parser.require(key, where=f"{recipe_path}: ")
+    words = [*as_flags(without_other_text(recipe, words)), *words]
+    run, data, model, trainer = parser.fill(words)
+    given = parser.parse_known_args(words)[0].output_dir
+    run.output_dir = Path(given) if given else Path("runs") / recipe_path.stem
+    trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
+    return Arguments(recipe=recipe_path, run=run, data=data, model=model, trainer=trainer)
+
+
+def without_other_text(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """The recipe less what it says of its text where a flag names another text: flags win, and two texts exclude."""
+    given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    beaten = {"data_dir", "text", "dataset"} if given & {"data_dir", "text", "dataset"} else set()
+    if "data_dir" in given:  # a prepared folder has its text and its tokenizer
+        beaten |= {f.name for f in fields(PrepareArguments)}
+    return {key: value for key, value in recipe.items() if key not in beaten}

@@ -1,0 +1,91 @@
+"""Losses against hand computation, and the share of held-out text that also stands in the training text."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_config
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
+from gpt2small_hf.runs import read_json
+
+
+@pytest.fixture(scope="module")
+def splits(tiny_run) -> tuple[TokenDataset, TokenDataset]:
+    folder = Path(read_json(tiny_run.resolved)["data"]["folder"])
+    place = tiny_run.root.parents[1] / folder
+    return TokenDataset(place, "train", 32), TokenDataset(place, "validation", 32)
+
+
+def test_losses_are_those_of_each_row_alone_whatever_the_batch(splits):
+    _, heldout = splits
+    torch.manual_seed(0)
+    model = GPT2SmallForCausalLM(tiny_config(vocab_size=300, resid_pdrop=0.5)).train()
+    losses = heldout_losses(model, heldout, batch_size=3)
+    assert model.training  # left as it was found, and dropout was off meanwhile:
+    model.eval()
+    for i in (0, len(heldout) - 1):
+        ids = torch.from_numpy(heldout[i]["input_ids"])[None]
+        alone = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        np.testing.assert_allclose(losses[i], alone.detach().double().numpy(), atol=1e-5)
+    np.testing.assert_allclose(losses, heldout_losses(model, heldout, batch_size=1), atol=1e-5)
+
+
+def test_the_unigram_loss_is_that_of_the_training_frequencies(splits):
+    train, heldout = splits
+    stream = train.tokens(0, train.n_tokens)
+    losses = unigram_losses(train, heldout, vocab_size=300)
+    token = int(heldout[0]["input_ids"][5])
+    by_hand = -math.log(((stream == token).sum() + 1) / (len(stream) + 300))
+    assert losses.shape == (len(heldout), 31)
+    assert losses[0, 4] == pytest.approx(by_hand)
+
+
+def test_measures_are_three_units_of_one_mean():
+    found = measures(np.array([[1.0, 3.0]]), bytes_per_token=4.0)
+    assert found == {
+        "loss": 2.0,
+        "perplexity": pytest.approx(math.e**2),
+        "bits_per_byte": pytest.approx(2 / math.log(2) / 4),
+    }
+
+
+class Stream:
+    """Rows over a list of tokens, as `TokenDataset` gives them."""
+
+    def __init__(self, tokens: list[int], seq_len: int) -> None:
+        self.stream, self.seq_len, self.n_tokens = np.array(tokens, np.int64), seq_len, len(tokens)
+
+    def __len__(self) -> int:
+        return self.n_tokens // self.seq_len
+
+    def tokens(self, start: int, end: int) -> np.ndarray:
+        return self.stream[start:end]
+
+
+@given(
+    train=st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    heldout=st.lists(st.integers(0, 2), min_size=4, max_size=24),
+    length=st.integers(1, 5),
+)
+def test_a_token_is_seen_when_the_run_that_it_ends_stands_in_the_training_text(train, heldout, length):
+    rows = Stream(heldout, 4)
+    seen = seen_in_training(Stream(train, 4), rows, length=length)  # pyright: ignore[reportArgumentType]
+    runs = {tuple(train[i : i + length]) for i in range(len(train) - length + 1)}
+    for row in range(len(rows)):
+        for t in range(1, 4):
+            end = row * 4 + t + 1
+            assert seen[row, t - 1] == (end >= length and tuple(heldout[end - length : end]) in runs)
+
+
+def test_text_held_out_and_trained_on_alike_is_found(splits):
+    train, heldout = splits
+    assert seen_in_training(train, train)[:, 12:].all()
+    assert 0 < seen_in_training(train, heldout).mean() < 1

@@ -1,0 +1,81 @@
+"""Dataclass < recipe < flag, and mistakes that name the remedy."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
+from gpt2small_hf.runs import UsageError
+
+
+@dataclass
+class Settings:
+    """A few of each kind."""
+
+    learning_rate: float = 0.1
+    names: list[str] | None = None
+    bf16: bool = False
+    shuffle: bool = True
+    extra: dict[str, Any] | str | None = field(default=None)
+
+
+def fill(words):
+    return FlagParser(Settings, prog="prog").fill(words)[0]
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "learning_rate": st.floats(0, 1),
+            "names": st.lists(st.text("abc", min_size=1), min_size=1, max_size=3),
+            "bf16": st.booleans(),
+            "shuffle": st.booleans(),
+        },
+    )
+)
+def test_a_recipe_written_as_flags_means_the_same(recipe):
+    assert fill(as_flags(recipe)) == Settings(**recipe)
+
+
+def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default():
+    settings = fill([*as_flags({"learning_rate": 0.2, "names": ["a", "b"]}), "--learning_rate", "0.3"])
+    assert settings == Settings(learning_rate=0.3, names=["a", "b"])
+
+
+def test_dashes_are_understood_and_abbreviations_are_not():
+    assert fill(["--learning-rate", "0.5"]).learning_rate == 0.5
+    with pytest.raises(UsageError, match=r"--learning is not a flag\. Did you mean --learning_rate\?"):
+        fill(["--learning", "0.5"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--bf61"], "--bf61 is not a flag. Did you mean --bf16?"),
+        (["--zzz", "1"], "--zzz is not a flag. All flags: prog --help"),
+        (["--learning_rate", "fast"], "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
+        (["stray"], "stray stands where a flag was expected"),
+    ],
+)
+def test_a_mistake_names_the_remedy(words, message):
+    with pytest.raises(UsageError) as caught:
+        fill(words)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("- a\n- b\n", "is not a recipe"), ("a: [1\n", "is not valid YAML"), (None, "Cannot read the recipe")],
+)
+def test_a_broken_recipe_is_named(tmp_path, content, words):
+    path = tmp_path / "r.yaml"
+    if content:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=words) as caught:
+        read_recipe(path)
+    assert "r.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,68 @@
+"""README cannot rot: every block is run here or by CI, or at least parsed, as the mark above it says."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from gpt2small_hf.training.arguments import parse_arguments
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+# A mark is a comment on the line above the block: what it is for, then how it is kept true.
+BLOCKS = re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
+RUN_HERE = [(language, code) for mark, language, code in BLOCKS if mark == "test"]
+PARSED = [(language, code) for mark, language, code in BLOCKS if mark == "needs the Hub" or mark == "needs a GPU"]
+
+
+def test_every_block_says_how_it_is_kept_true():
+    marks = {mark for mark, _, _ in BLOCKS}
+    assert marks <= {"test", "ci: main job", "ci: tests", "needs the Hub", "needs a GPU"}
+    assert {"test", "ci: main job", "ci: tests"} <= marks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("language", "code"), RUN_HERE)
+def test_a_block_runs(language, code, tiny_run, tmp_path):
+    """In a folder that has the checkout's files and a finished run called `tiny`."""
+    for name in ("train.py", "examples", "README.md"):
+        (tmp_path / name).symlink_to(REPOSITORY / name)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "tiny").symlink_to(tiny_run.root)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("language", "code"), PARSED)
+def test_a_block_that_needs_more_than_a_cpu_parses(language, code):
+    if language == "python":
+        compile(code, "README.md", "exec")
+        return
+    subprocess.run(["bash", "-n", "-c", code], check=True)
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["python", "train.py"]:
+            words.append("--bf16=false")  # refused where there is no GPU
+            parse_arguments(words[2:], default_recipe=REPOSITORY / "examples" / "tiny.yaml")
+        elif words[:4] == ["python", "-m", "gpt2small_hf", "prepare"]:
+            assert all(flag.startswith("--") for flag in words[4::2]), line
+
+
+def test_the_tree_in_readme_names_files_that_are_there():
+    tree = re.search(r"```text\n(train\.py.*?)```", README, flags=re.DOTALL)
+    assert tree
+    for line in tree[1].splitlines():
+        name = line.split()[0]
+        assert (REPOSITORY / name).exists(), name

@@ -1,0 +1,100 @@
+"""Folders, whole-or-nothing writes, and the one line a user sees."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt2small_hf.runs import UsageError, append_jsonl, made_by, open_door, read_json, read_jsonl, whole, write_json
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(value=json_values)
+def test_json_comes_back_as_it_was(tmp_path_factory, value):
+    path = tmp_path_factory.mktemp("json") / "value.json"
+    write_json(path, value)
+    assert read_json(path) == value
+
+
+def test_numbers_json_cannot_say_become_null(tmp_path):
+    write_json(tmp_path / "a.json", {"loss": math.nan, "norms": [1.0, math.inf], "deep": {"x": -math.inf}})
+    assert json.loads((tmp_path / "a.json").read_text()) == {"loss": None, "norms": [1.0, None], "deep": {"x": None}}
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "result.txt"
+    path.write_text("old")
+
+    def fail_halfway():
+        with whole(path) as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail_halfway()
+    assert [p.name for p in tmp_path.iterdir()] == ["result.txt"]
+    assert path.read_text() == "old"
+
+
+def test_a_folder_is_replaced_as_a_whole(tmp_path):
+    folder = tmp_path / "model"
+    for content in ("first", "second"):
+        with whole(folder) as temporary:
+            temporary.mkdir()
+            (temporary / content).touch()
+    assert [p.name for p in tmp_path.rglob("*")] == ["model", "second"]
+
+
+def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    append_jsonl(path, {"step": 1, "loss": math.inf})
+    with path.open("a") as file:
+        file.write('{"step": 2, "lo')
+    assert read_jsonl(path) == [{"step": 1, "loss": None}]
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "does not exist"), ("{", "not valid JSON")])
+def test_an_unreadable_json_file_is_named(tmp_path, content, words):
+    path = tmp_path / "meta.json"
+    if content:
+        path.write_text(content)
+    with pytest.raises(UsageError, match=rf"meta\.json.*{words}|meta\.json {words}"):
+        read_json(path)
+
+
+def test_results_say_how_they_were_made(tmp_path):
+    (tmp_path / "input").write_text("abc")
+    made = made_by([tmp_path / "input"])
+    assert made["inputs"][str(tmp_path / "input")].startswith("ba7816bf8f01cfea")  # SHA-256 of "abc", FIPS 180-2
+    assert {"python", "torch", "transformers"} <= set(made["versions"])
+    head = subprocess.run(["git", "-C", REPOSITORY, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    assert not head or made["commit"].startswith(head)
+
+
+def test_a_users_mistake_is_one_line_and_status_two(capsys):
+    def main():
+        raise UsageError("data/x is missing. Prepare it first.")
+
+    assert open_door(main) == 2
+    assert capsys.readouterr().err == "error: data/x is missing. Prepare it first.\n"
+
+
+def test_an_unknown_command_names_the_nearest():
+    done = subprocess.run([sys.executable, "-m", "gpt2small_hf", "prepair"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "error: prepair is not a command. Did you mean prepare?\n")
+
+
+def test_without_a_command_the_commands_are_listed():
+    done = subprocess.run([sys.executable, "-m", "gpt2small_hf"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "prepare" in done.stdout

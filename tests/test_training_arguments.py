@@ -1,0 +1,88 @@
+"""Settings of a run: one home for each default, recipes and flags in order, mistakes refused early."""
+
+import pytest
+from conftest import REPOSITORY
+
+from gpt2small_hf import GPT2SmallConfig
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.arguments import parse_arguments
+
+TINY = REPOSITORY / "examples" / "tiny.yaml"
+
+
+def parse(*words):
+    return parse_arguments(list(words), default_recipe=TINY)
+
+
+def test_without_arguments_it_is_the_tiny_recipe_in_a_folder_of_that_name():
+    args = parse()
+    assert args.run.output_dir.as_posix() == "runs/tiny"
+    assert args.trainer.max_steps > 0
+    assert args.data.text is None
+
+
+def test_a_models_defaults_are_the_configurations_own(tmp_path):
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("")
+    config = GPT2SmallConfig(vocab_size=50257, **vars(parse(str(empty)).model))
+    assert config.to_dict() == GPT2SmallConfig().to_dict()
+
+
+def test_a_flag_wins_over_the_recipe(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("hidden_size: 32\nlearning_rate: 1e-3\nbf16: false\nprompts: [One, Two words]\n")
+    args = parse(str(recipe), "--hidden_size", "48")
+    assert (args.model.hidden_size, args.trainer.learning_rate) == (48, 1e-3)
+    assert args.run.prompts == ["One", "Two words"]
+    assert args.run.output_dir.as_posix() == "runs/mine"
+
+
+def test_a_text_named_by_a_flag_replaces_the_recipes_text(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("text: [a.txt]\ntokenizer: train\nvocab_size: 500\n")
+    args = parse(str(recipe), "--dataset", "user/set")
+    assert (args.data.text, args.data.dataset, args.data.vocab_size) == (None, "user/set", 500)
+    args = parse(str(recipe), "--data-dir", "data/mine")
+    assert (args.data.text, args.data.tokenizer, args.data.vocab_size) == (None, None, None)
+    assert args.run.data_dir.as_posix() == "data/mine"
+
+
+def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("learning_rat: 1e-3\n")
+    with pytest.raises(UsageError, match=r"mine\.yaml: learning_rat is not a flag\. Did you mean learning_rate\?"):
+        parse(str(recipe))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--hidden_sise", "8"], "--hidden_sise is not a flag. Did you mean --hidden_size?"),
+        (["--init_scheme", "gpt3"], "invalid choice: 'gpt3'"),
+        (["missing.yaml"], "Cannot read the recipe missing.yaml"),
+        (["--validation_fraction", "1.5"], "--validation_fraction is 1.5"),
+        (["--optim", "adamv"], "adamv"),
+        (["--max_steps", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, message):
+    with pytest.raises(UsageError) as caught:
+        parse(*words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_describes_every_flag(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for flag in ("--output_dir", "--text", "--vocab_size", "--hidden_size", "--learning_rate", "--seed"):
+        assert flag in text
+    assert "dataclasses._MISSING_TYPE" not in text
+
+
+@pytest.mark.parametrize("recipe", sorted((REPOSITORY / "examples").rglob("*.yaml")), ids=lambda p: p.stem)
+def test_every_recipe_parses_and_opens_with_three_lines_of_comment(recipe):
+    assert parse(str(recipe), "--bf16", "false").recipe == recipe  # bf16 is refused where there is no GPU
+    assert [line[0] for line in recipe.read_text().splitlines()[:3]] == ["#", "#", "#"]

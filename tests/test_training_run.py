@@ -1,0 +1,220 @@
+"""A whole run: what it leaves on disk, that it learns, repeats to the bit, and loses nothing."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny_words
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256
+
+
+def test_a_run_leaves_every_file_it_promises(tiny_run):
+    found = {str(path.relative_to(tiny_run.root)) for path in tiny_run.root.rglob("*") if path.is_file()}
+    assert {
+        "recipe.yaml",
+        "resolved.json",
+        "metrics.jsonl",
+        "evaluation/heldout.json",
+        "evaluation/completions.json",
+        "charts/loss.png",
+        "model/model.safetensors",
+        "model/config.json",
+        "model/generation_config.json",
+        "model/tokenizer.json",
+        "model/tokenizer_config.json",
+        "model/gpt.py",
+        "model/configuration_gpt2small.py",
+        "model/modeling_gpt2small.py",
+    } <= found
+    assert not [name for name in found if name.endswith(".tmp")]
+    assert {"checkpoint-10", "checkpoint-20"} == {path.name for path in tiny_run.checkpoints.iterdir()}
+    assert tiny_run.loss_chart.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_training_lowers_the_held_out_loss_and_the_file_says_on_which_rows(tiny_run):
+    heldout = read_json(tiny_run.heldout)
+    assert heldout["before"]["loss"] == pytest.approx(math.log(300), rel=0.02)
+    assert heldout["after"]["loss"] < heldout["before"]["loss"] - 0.5
+    assert heldout["after"]["perplexity"] == pytest.approx(math.exp(heldout["after"]["loss"]))
+    assert heldout["rows"]["predicted_tokens"] == heldout["rows"]["rows"] * 31
+    assert heldout["made_by"]["inputs"][str(tiny_run.model / "model.safetensors")] == sha256(
+        tiny_run.model / "model.safetensors"
+    )
+
+
+def test_resolved_holds_every_value_in_force(tiny_run):
+    resolved = read_json(tiny_run.resolved)
+    assert resolved["trainer"]["learning_rate"] == 0.01
+    assert resolved["trainer"]["adam_beta2"] == 0.95
+    assert resolved["model"]["hidden_size"] == 16
+    assert resolved["model"]["eos_token_id"] == 0
+    assert resolved["device"]["type"] == "cpu"
+    assert {"python", "torch", "transformers"} <= set(resolved["made_by"]["versions"])
+
+
+def test_metrics_have_a_step_on_every_line_and_the_trainers_held_out_loss_is_ours(tiny_run):
+    rows = read_jsonl(tiny_run.metrics)
+    assert [row["step"] for row in rows if "loss" in row] == [5, 10, 15, 20]
+    evaluated = {row["step"]: row["eval_loss"] for row in rows if "eval_loss" in row}
+    assert evaluated[20] == pytest.approx(read_json(tiny_run.heldout)["after"]["loss"], abs=1e-5)
+
+
+def test_the_model_folder_carries_tokenizer_lengths_and_ids_that_agree(tiny_run):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run.model)
+    model = AutoModelForCausalLM.from_pretrained(tiny_run.model)
+    assert tokenizer.model_max_length == model.config.max_position_embeddings == 32
+    assert len(tokenizer) == model.config.vocab_size == 300
+    ids = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    assert ids == {model.config.eos_token_id} == {model.generation_config.eos_token_id}
+    assert model.generation_config.max_new_tokens == 16
+
+
+def test_every_checkpoint_loads_by_itself(tiny_run):
+    folder = tiny_run.checkpoints / "checkpoint-20"
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    final = AutoModelForCausalLM.from_pretrained(tiny_run.model)
+    for (name, a), b in zip(model.named_parameters(), final.parameters(), strict=True):
+        assert torch.equal(a, b), name
+    assert (folder / "modeling_gpt2small.py").exists()
+    assert len(AutoTokenizer.from_pretrained(folder)) == 300
+
+
+def test_a_stranger_gets_the_same_greedy_text_from_the_pipeline(tiny_run, as_stranger):
+    prompt = "Once the fox"
+    # The plain prompt and its default length: what somebody tries first must fit the context.
+    ours = pipeline("text-generation", model=str(tiny_run.model))(prompt, do_sample=False)[0]["generated_text"]
+    assert ours.startswith(prompt)
+    printed = as_stranger(f"""
+import importlib.util, json
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
+folder = {str(tiny_run.model)!r}
+assert importlib.util.find_spec("gpt2small_hf") is None
+AutoConfig.from_pretrained(folder, trust_remote_code=True)
+AutoModel.from_pretrained(folder, trust_remote_code=True)
+_, info = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+assert not info["missing_keys"] and not info["unexpected_keys"], info
+AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+pipe = pipeline("text-generation", model=folder, trust_remote_code=True)
+print(json.dumps(pipe({prompt!r}, do_sample=False)[0]["generated_text"]))
+""")
+    assert json.loads(printed) == ours
+
+
+def test_two_runs_with_one_seed_are_equal_to_the_bit_and_another_seed_differs(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    again = run_train(tiny_words(tmp_path, tmp_path / "again"))
+    other = run_train([*tiny_words(tmp_path, tmp_path / "other"), "--seed", "7"])
+    weights = [sha256(run.model / "model.safetensors") for run in (tiny_run, again, other)]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_and_logs_each_step_once(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    run = run_train(words)
+    # As a kill after the first checkpoint leaves it: no results, and log lines past the checkpoint.
+    run.heldout.unlink()
+    subprocess.run(["rm", "-r", run.model, run.checkpoints / "checkpoint-20"], check=True)
+    with pytest.raises(UsageError, match=r"did not finish.*--resume_from_checkpoint true"):
+        run_train(words)
+    run_train([*words, "--resume_from_checkpoint", "true"])
+    assert sha256(run.model / "model.safetensors") == sha256(tiny_run.model / "model.safetensors")
+    assert [row["step"] for row in read_jsonl(run.metrics) if "loss" in row] == [5, 10, 15, 20]
+
+
+def test_a_finished_run_is_never_lost(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = sha256(tiny_run.model / "model.safetensors")
+    words = tiny_words(tmp_path, tiny_run.root)
+    with pytest.raises(UsageError, match=r"holds a finished run.*--overwrite"):
+        run_train(words)
+    with pytest.raises(UsageError, match="multiple of num_attention_heads"):  # found out before the old run is removed
+        run_train([*words, "--overwrite", "--hidden_size", "17"])
+    assert sha256(tiny_run.model / "model.safetensors") == before
+
+
+def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "2", "--eval_strategy", "no"]
+    first = run_train(words)
+    (first.root / "stray").touch()
+    run_train([*words, "--overwrite"])
+    assert not (first.root / "stray").exists()
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "letter.txt").touch()
+    with pytest.raises(UsageError, match="is not a run folder"):
+        run_train([*words, "--output_dir", str(home), "--overwrite"])
+    assert (home / "letter.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seq_len", "64"], "seq_len is 64, the model takes 32"),
+        (["--data_dir", "nowhere", "--text", "x.txt"], "--data_dir and --text exclude each other"),
+        (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
+        (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
+    ],
+)
+def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        run_train([*tiny_words(tmp_path, tmp_path / "run"), *words])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
+    words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "3"]
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "train.py", *words], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    *_, wrote, following = done.stdout.splitlines()
+    assert wrote.endswith(f"wrote {tmp_path / 'run'}")
+    assert following.startswith("next: python examples/use_from_hub.py")
+    # ... and that command works.
+    words = following.removeprefix("next: ").split()
+    spoken = subprocess.run([sys.executable, *words[1:]], cwd=REPOSITORY, capture_output=True, text=True)
+    assert spoken.returncode == 0, spoken.stderr
+    assert spoken.stdout.startswith("The")
+
+
+def test_a_mistake_on_the_command_line_is_one_line_and_status_two(tmp_path):
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "train.py", "--learning_rat", "1"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == "error: --learning_rat is not a flag. Did you mean --learning_rate?\n"
+
+
+def test_the_recipe_of_a_run_is_kept_as_it_was_given(tiny_run):
+    assert yaml.safe_load(tiny_run.recipe.read_text()) is None
+    assert tiny_run.recipe.read_text() == "# nothing but defaults\n"
+
+
+@pytest.mark.slow
+@needs_shared_data
+def test_real_books_train_well_below_the_unigram_loss_and_twice_to_the_same_weights(tmp_path):
+    books = sorted((SHARED_DATA / "pretrain" / "gutenberg-nltk").glob("*-*.txt"))
+    books = [str(book) for book in books if "SOURCE" not in book.name]
+    assert len(books) == 12
+    hashes = []
+    for name in ("one", "two"):
+        words = ["--text", *books, "--max_steps", "300", "--eval_strategy", "no", "--output_dir", name]
+        subprocess.run([sys.executable, REPOSITORY / "train.py", *words], cwd=tmp_path, check=True, env={**os.environ})
+        run = RunFolder(Path(tmp_path / name))
+        heldout = read_json(run.heldout)
+        assert heldout["after"]["loss"] < heldout["unigram"]["loss"] - 0.5
+        hashes.append(sha256(run.model / "model.safetensors"))
+    assert hashes[0] == hashes[1]
