@@ -13,6 +13,8 @@ import pytest
 # Nothing may reach for the network; set before any import of huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Tiny models are fastest on one thread, and threads of several processes would wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 from hypothesis import settings

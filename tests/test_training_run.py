@@ -159,10 +159,12 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--seq_len", "64"], "seq_len is 64, the model takes 32"),
+        (["--seq_len", "64"], "seq_len is 64; a row has from 2 to 32 tokens"),
         (["--data_dir", "nowhere", "--text", "x.txt"], "--data_dir and --text exclude each other"),
         (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
+        (["--resume_from_checkpoint", "true"], "holds no checkpoint to go on from"),
+        (["--resume_from_checkpoint", "nowhere"], "nowhere is not a checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, words, message):

@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 from gpt2small_hf.data.tokens import PrepareArguments
 from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.runs import RunFolder
+from gpt2small_hf.runs import RunFolder, UsageError
 
 # A run takes these from its tokenizer; use_cache is for generation and stays at its default.
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
@@ -44,10 +44,23 @@ class RunArguments:
         default=None,
         metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
     )
+    num_threads: int | None = field(
+        default=None,
+        metadata={
+            "help": "CPU threads that PyTorch computes with; unset: one a core. Small models are fastest with one, and "
+            "threads that wait for each other come to a crawl on a busy machine."
+        },
+    )
     prompts: list[str] = field(
         default_factory=lambda: ["Every effort moves you"],
         metadata={"help": "Texts that the finished model continues, greedily and sampled."},
     )
+
+    def __post_init__(self) -> None:
+        for name in ("num_threads", "max_eval_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
 
 
 @dataclass

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, Trainer, set_seed
+from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils import logging
 
 from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
@@ -37,18 +38,18 @@ def train(args: Arguments) -> RunFolder:
     """
     began = time.perf_counter()
     logging.disable_progress_bar()  # the run has its own; a bar a saved file would push it off the screen
+    if args.run.num_threads is not None:
+        torch.set_num_threads(args.run.num_threads)
     run = RunFolder(args.run.output_dir)
-    check_folder(run, overwrite=args.run.overwrite, resume=args.trainer.resume_from_checkpoint)
+    checkpoint = find_checkpoint(run, args.trainer.resume_from_checkpoint)
+    check_folder(run, overwrite=args.run.overwrite, resume=checkpoint is not None)
+    seq_len = check_sizes(args)
     with args.trainer.main_process_first(local=False, desc="preparing the data"):
         data_dir = find_data(args)
     tokenizer = AutoTokenizer.from_pretrained(DataFolder(data_dir).tokenizer)
-    config = build_config(args, data_dir)
-    seq_len = args.run.seq_len or config.max_position_embeddings
-    if seq_len > config.max_position_embeddings:
-        raise UsageError(
-            f"seq_len is {seq_len}, the model takes {config.max_position_embeddings}. "
-            f"Lower --seq_len, or raise --max_position_embeddings to {seq_len}."
-        )
+    vocabulary = read_meta(data_dir)["tokenizer"]
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
+    config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
     rows = TokenDataset(data_dir, "train", seq_len)
     heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
 
@@ -57,20 +58,36 @@ def train(args: Arguments) -> RunFolder:
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
-    trainer = build_trainer(args, run, model, tokenizer, rows, heldout)
+    tokens_per_step = (
+        args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size * seq_len
+    )
+    progress = ProgressLine(tokens_per_step)
+    tokenizer.model_max_length = config.max_position_embeddings
+    trainer = Trainer(
+        model=model,
+        args=args.trainer,
+        data_collator=collate,
+        train_dataset=rows,
+        eval_dataset=heldout,
+        processing_class=tokenizer,
+        callbacks=[MetricsLog(run.metrics), progress],
+    )
+    trainer.remove_callback(PrinterCallback)
     first = trainer.is_world_process_zero()
     if first:
         begin_folder(args, run, data_dir, config)
-        tokens_per_step = args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * seq_len
         print(
             f"{model.num_parameters():,} parameters · {len(rows):,} rows of {seq_len} tokens to train on, "
-            f"{len(heldout):,} held out · {tokens_per_step * args.trainer.world_size:,} tokens a step"
+            f"{len(heldout):,} held out · {tokens_per_step:,} tokens a step"
         )
 
     before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size) if first else None
     if before is not None and not run.metrics.exists():
         append_jsonl(run.metrics, {"step": 0, "eval_loss": before.mean()})
-    trainer.train(resume_from_checkpoint=_resume(args.trainer.resume_from_checkpoint))
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    finally:
+        progress.close()
     if before is not None:
         finish_folder(args, run, data_dir, trainer, tokenizer, rows, heldout, before)
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
@@ -81,7 +98,24 @@ def train(args: Arguments) -> RunFolder:
 # ---- before the first step ---------------------------------------------------------------------------------------
 
 
-def check_folder(run: RunFolder, *, overwrite: bool, resume: str | None) -> None:
+def find_checkpoint(run: RunFolder, named: str | None) -> str | None:
+    """The checkpoint to go on from: the folder named, or for "true" the run's newest.
+
+    Raises: UsageError when there is none.
+    """
+    if named is None or named.lower() == "false":
+        return None
+    if named.lower() == "true":
+        newest = get_last_checkpoint(run.checkpoints) if run.checkpoints.is_dir() else None
+        if newest is None:
+            raise UsageError(f"{run.checkpoints} holds no checkpoint to go on from. Begin again with --overwrite.")
+        return newest
+    if not (Path(named) / "trainer_state.json").exists():
+        raise UsageError(f"{named} is not a checkpoint of the Trainer (no trainer_state.json in it).")
+    return named
+
+
+def check_folder(run: RunFolder, *, overwrite: bool, resume: bool) -> None:
     """See that the run folder is free, or that the user said what to do with what is in it.
 
     Raises: UsageError otherwise.
@@ -96,10 +130,27 @@ def check_folder(run: RunFolder, *, overwrite: bool, resume: str | None) -> None
         raise UsageError(
             f"{run.root} holds a finished run. Do it again with --overwrite, or choose another --output_dir."
         )
-    raise UsageError(
-        f"{run.root} holds a run that did not finish. Go on with --resume_from_checkpoint true, "
-        "or begin again with --overwrite."
-    )
+    go_on = "Go on with --resume_from_checkpoint true, or begin" if any(run.checkpoints.glob("*")) else "Begin"
+    raise UsageError(f"{run.root} holds a run that did not finish. {go_on} again with --overwrite.")
+
+
+def check_sizes(args: Arguments) -> int:
+    """See that model and rows fit together, before any text is prepared for them. Returns: `seq_len`.
+
+    Raises: UsageError for sizes that do not.
+    """
+    try:
+        config = GPT2SmallConfig(**vars(args.model))
+    except StrictDataclassError as error:
+        raise UsageError(" ".join(str(error).split())) from None
+    limit = config.max_position_embeddings
+    seq_len = limit if args.run.seq_len is None else args.run.seq_len
+    if not 2 <= seq_len <= limit:
+        raise UsageError(
+            f"seq_len is {seq_len}; a row has from 2 to {limit} tokens (max_position_embeddings). "
+            "Change --seq_len or --max_position_embeddings."
+        )
+    return seq_len
 
 
 def find_data(args: Arguments) -> Path:
@@ -114,46 +165,6 @@ def find_data(args: Arguments) -> Path:
         raise UsageError(f"--data_dir and --{named[0]} exclude each other: a prepared folder has text and tokenizer.")
     read_meta(args.run.data_dir)
     return args.run.data_dir
-
-
-def build_config(args: Arguments, data_dir: Path) -> GPT2SmallConfig:
-    """The model's configuration: sizes from the flags, vocabulary and special ids from the tokenizer.
-
-    Raises: UsageError for sizes that do not fit together.
-    """
-    meta = read_meta(data_dir)["tokenizer"]
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), meta["eos_token_id"])
-    try:
-        return GPT2SmallConfig(vocab_size=meta["vocab_size"], **ids, **vars(args.model))
-    except StrictDataclassError as error:
-        raise UsageError(" ".join(str(error).split())) from None
-
-
-def build_trainer(
-    args: Arguments,
-    run: RunFolder,
-    model: GPT2SmallForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: TokenDataset,
-    heldout: TokenDataset,
-) -> Trainer:
-    """HF's Trainer with our rows, our files and our progress line.
-
-    Raises: UsageError when the arguments and the rows do not fit.
-    """
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    tokens_per_step = args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * rows.seq_len
-    trainer = Trainer(
-        model=model,
-        args=args.trainer,
-        data_collator=collate,
-        train_dataset=rows,
-        eval_dataset=heldout,
-        processing_class=tokenizer,
-        callbacks=[MetricsLog(run.metrics), ProgressLine(tokens_per_step * args.trainer.world_size)],
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
 
 
 def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, config: GPT2SmallConfig) -> None:
@@ -232,10 +243,6 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
     with whole(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-
-
-def _resume(value: str | None) -> str | bool | None:
-    return True if value is not None and value.lower() == "true" else value
 
 
 def _plain(value: Any) -> Any:
