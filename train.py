@@ -3,12 +3,9 @@
 import sys
 from pathlib import Path
 
-from gpt2small_hf.runs import open_door
-
 
 def main() -> None:
     """Train as the command line says."""
-    # Imported here so that a mistyped command and Ctrl-C during the imports end in one line too.
     from gpt2small_hf.training.arguments import parse_arguments
     from gpt2small_hf.training.run import train
 
@@ -16,4 +13,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    try:
+        from gpt2small_hf.runs import open_door
+    except KeyboardInterrupt:  # importing takes seconds
+        sys.exit(130)
     sys.exit(open_door(main))

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from transformers import HfArgumentParser
+from transformers.hf_argparser import string_to_bool
 
 from gpt2small_hf.runs import UsageError
 
@@ -29,9 +31,14 @@ class FlagParser(HfArgumentParser):
         for action in self._actions:
             if action.const is False:  # `--no_bf16` beside `--bf16 false`: understood, and not worth a paragraph
                 action.help = SUPPRESS
+            if action.type is string_to_bool and action.nargs is None:  # `--tf32` may stand alone as `--bf16` may
+                action.nargs, action.const = "?", True
 
     def error(self, message: str) -> NoReturn:
         """Raise: UsageError, in place of argparse's page of usage."""
+        message = re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", message)
+        for kind, word in {"float": "a number", "int": "a whole number"}.items():
+            message = re.sub(rf"invalid {kind} value: (.+)", rf"\1 is not {word}", message)
         raise UsageError(f"{message}. All flags: {self.prog} --help")
 
     def fill(self, words: list[str]) -> tuple[Any, ...]:
@@ -94,7 +101,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
     """
     try:
-        recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+        recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
         raise UsageError(f"Cannot read the recipe {path} ({error.strerror}). Recipes lie in examples/.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -103,7 +110,27 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(recipe, dict):
         raise UsageError(f"{path} is not a recipe: write one `flag_name: value` a line, as in examples/tiny.yaml.")
+    for key in recipe:
+        if not isinstance(key, str):
+            raise UsageError(f"{path}: {key} is not the name of a flag.")
     return recipe
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML in which `no` is a word, as in `eval_strategy: no`, and a key stands once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.YAMLError(f"{twice[0]} stands twice; leave one.")
+        return super().construct_mapping(node, deep)
+
+
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 
 
 def as_flags(recipe: dict[str, Any]) -> list[str]:

@@ -5,6 +5,7 @@ The rooms hand each other files; this module alone spells where those files lie.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -76,6 +77,11 @@ class RunFolder:
         return self.root / "charts" / "loss.png"
 
     @property
+    def former(self) -> Path:
+        """The run that this one overwrites, kept until this one is finished."""
+        return self.root.with_name(self.root.name + ".former")
+
+    @property
     def finished(self) -> bool:
         """True once everything a run promises is on disk (the held-out result is written last)."""
         return self.heldout.exists()
@@ -109,6 +115,11 @@ class DataFolder:
     def documents(self, split: str) -> Path:
         """Flat little-endian uint64: where each document starts in the split's stream, then the stream's length."""
         return self.root / f"{split}-documents.bin"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that prepares the set."""
+        return self.root.with_name(f".{self.root.name}.lock")
 
     def unfinished(self) -> DataFolder:
         """The sibling folder in which the set is built before it takes its name."""
@@ -264,6 +275,18 @@ def versions() -> dict[str, str]:
 # ---- doors ------------------------------------------------------------------------------------------------------
 
 
+_USERS_TO_MEND = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EDQUOT,
+}
+
+
 def open_door(main: Callable[[], None]) -> int:
     """Run a command's `main` and turn what a user can fix into one line on stderr.
 
@@ -273,6 +296,11 @@ def open_door(main: Callable[[], None]) -> int:
         main()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a folder that may not be written, a full disk: nothing in our code can mend these
+        if error.errno not in _USERS_TO_MEND:
+            raise
+        print(f"error: {error.filename or 'the disk'}: {error.strerror}. Choose another place.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted.", file=sys.stderr)

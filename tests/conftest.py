@@ -55,7 +55,12 @@ def as_stranger(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
             [sys.executable, "-I", "-S", "-"],
             input=f"import sys\nsys.path.append({str(place / 'packages')!r})\n{code}",
             cwd="/",
-            env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "cache")},
+            env={
+                "PATH": os.environ["PATH"],
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+                "HF_HOME": str(place / "cache"),
+            },
             capture_output=True,
             text=True,
         )

@@ -283,12 +283,13 @@ def test_a_killed_preparation_goes_on_and_ends_bit_equal(tmp_path: Path, monkeyp
     assert files_of(half.root) == files_of(tmp_path / "whole")
 
 
-def test_what_was_begun_from_other_inputs_is_discarded(text: Path, capsys: pytest.CaptureFixture[str]):
+def test_what_was_begun_from_other_inputs_is_given_up_only_when_told_to(text: Path):
     unfinished = DataFolder(Path("set")).unfinished()
     unfinished.root.mkdir()
     unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batches": 5, "splits": {}}))
-    prepare("--text", text, "--vocab_size", "300", "--output_dir", "set")
-    assert "discarding set.partial: it was begun from other inputs" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=r"set\.partial is half a set from other inputs.*--overwrite gives it up"):
+        prepare("--text", text, "--vocab_size", "300", "--output_dir", "set")
+    prepare("--text", text, "--vocab_size", "300", "--output_dir", "set", "--overwrite")
     assert len(texts_of(Path("set"), "train") + texts_of(Path("set"), "validation")) == 30
 
 

@@ -46,6 +46,11 @@ def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default():
     assert settings == Settings(learning_rate=0.3, names=["a", "b"])
 
 
+def test_no_is_a_word_in_a_recipe_and_false_is_not(tmp_path):
+    (tmp_path / "r.yaml").write_text("eval_strategy: no\nbf16: false\nshuffle: True\n")
+    assert read_recipe(tmp_path / "r.yaml") == {"eval_strategy": "no", "bf16": False, "shuffle": True}
+
+
 def test_dashes_are_understood_and_abbreviations_are_not():
     assert fill(["--learning-rate", "0.5"]).learning_rate == 0.5
     with pytest.raises(UsageError, match=r"--learning is not a flag\. Did you mean --learning_rate\?"):
@@ -57,7 +62,7 @@ def test_dashes_are_understood_and_abbreviations_are_not():
     [
         (["--bf61"], "--bf61 is not a flag. Did you mean --bf16?"),
         (["--zzz", "1"], "--zzz is not a flag. All flags: prog --help"),
-        (["--learning_rate", "fast"], "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
+        (["--learning_rate", "fast"], "--learning_rate: 'fast' is not a number"),
         (["stray"], "stray stands where a flag was expected"),
     ],
 )
@@ -69,7 +74,13 @@ def test_a_mistake_names_the_remedy(words, message):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("- a\n- b\n", "is not a recipe"), ("a: [1\n", "is not valid YAML"), (None, "Cannot read the recipe")],
+    [
+        ("- a\n- b\n", "is not a recipe"),
+        ("a: [1\n", "is not valid YAML"),
+        (None, "Cannot read the recipe"),
+        ("1: 2\n", "1 is not the name of a flag"),
+        ("a: 1\na: 2\n", "a stands twice"),
+    ],
 )
 def test_a_broken_recipe_is_named(tmp_path, content, words):
     path = tmp_path / "r.yaml"

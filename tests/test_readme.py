@@ -29,7 +29,7 @@ def test_every_block_says_how_it_is_kept_true():
 @pytest.mark.parametrize(("language", "code"), RUN_HERE)
 def test_a_block_runs(language, code, tiny_run, tmp_path):
     """In a folder that has the checkout's files and a finished run called `tiny`."""
-    for name in ("train.py", "examples", "README.md"):
+    for name in ("train.py", "examples", "README.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "tiny").symlink_to(tiny_run.root)

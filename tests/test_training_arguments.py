@@ -62,7 +62,14 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["missing.yaml"], "Cannot read the recipe missing.yaml"),
         (["--validation_fraction", "1.5"], "--validation_fraction is 1.5"),
         (["--optim", "adamv"], "adamv"),
-        (["--max_steps", "many"], "invalid int value: 'many'"),
+        (["--max_steps", "many"], "--max_steps: 'many' is not a whole number"),
+        (["--max_steps", "0"], "--max_steps is 0. Give 1 or more"),
+        (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size is 0. Give 1 or more"),
+        (["--learning_rate", "-1"], "--learning_rate is -1.0. Give 0 or more"),
+        (["--learning_rate", "nan"], "--learning_rate is nan"),
+        (["--prompts", " "], "--prompts has an empty text"),
+        (["--num_threads", "0"], "--num_threads is 0"),
+        (["--hub_token", "hf_secret"], "a token is never a flag"),
     ],
 )
 def test_a_mistake_is_one_line(words, message):
@@ -70,6 +77,11 @@ def test_a_mistake_is_one_line(words, message):
         parse(*words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_without_a_lowest_rate_gets_none():
+    assert parse().trainer.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
+    assert not parse("--lr_scheduler_type", "linear").trainer.lr_scheduler_kwargs
 
 
 def test_help_describes_every_flag(capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -164,7 +165,7 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
         (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
         (["--resume_from_checkpoint", "true"], "holds no checkpoint to go on from"),
-        (["--resume_from_checkpoint", "nowhere"], "nowhere is not a checkpoint"),
+        (["--resume_from_checkpoint", "nowhere"], "nowhere is not a whole checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, words, message):
@@ -184,10 +185,10 @@ def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     assert done.returncode == 0, done.stderr
     *_, wrote, following = done.stdout.splitlines()
     assert wrote.endswith(f"wrote {tmp_path / 'run'}")
-    assert following.startswith("next: python examples/use_from_hub.py")
+    assert following.startswith("next: python ")
     # ... and that command works.
-    words = following.removeprefix("next: ").split()
-    spoken = subprocess.run([sys.executable, *words[1:]], cwd=REPOSITORY, capture_output=True, text=True)
+    words = shlex.split(following.removeprefix("next: "))
+    spoken = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert spoken.returncode == 0, spoken.stderr
     assert spoken.stdout.startswith("The")
 
@@ -220,3 +221,65 @@ def test_real_books_train_well_below_the_unigram_loss_and_twice_to_the_same_weig
         assert heldout["after"]["loss"] < heldout["unigram"]["loss"] - 0.5
         hashes.append(sha256(run.model / "model.safetensors"))
     assert hashes[0] == hashes[1]
+
+
+def test_resuming_passes_over_a_checkpoint_that_a_kill_cut_short(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    run = run_train(words)
+    whole = sha256(run.model / "model.safetensors")
+    run.heldout.unlink()
+    newest = run.checkpoints / "checkpoint-20"
+    for cut in ("trainer_state.json", "optimizer.pt", "model.safetensors"):
+        path = newest / cut
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        run_train([*words, "--resume_from_checkpoint", "true"])
+        assert "passing over" in capsys.readouterr().err
+        assert sha256(run.model / "model.safetensors") == whole
+        run.heldout.unlink()
+
+
+def test_a_run_goes_on_only_with_its_own_text_and_model_and_only_while_steps_are_left(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    run = run_train(words)
+    files = {path: sha256(path) for path in run.root.rglob("*") if path.is_file()}
+    (tmp_path / "other.txt").write_text("Quite another text. " * 200)
+    for change, message in [
+        ([], "nothing is left of 20 steps"),
+        (["--text", "other.txt"], "was begun with other text"),
+        (["--max_steps", "30", "--hidden_size", "32"], r"was begun with another model \(they differ in .*hidden_size"),
+        (["--overwrite"], "Leave one out"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            run_train([*words, "--resume_from_checkpoint", "true", *change])
+    assert {path: sha256(path) for path in run.root.rglob("*") if path.is_file()} == files
+
+
+def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    run = run_train([*words, "--max_steps", "2", "--eval_strategy", "no"])
+    before = sha256(run.model / "model.safetensors")
+    for _ in range(2):  # the second failure is of a run over one that failed
+        with pytest.raises(UsageError, match="loss is not finite"):
+            run_train(
+                [*words, "--overwrite", "--learning_rate", "1e30", "--max_grad_norm", "0", "--eval_strategy", "no"]
+            )
+        assert sha256(run.former / "model" / "model.safetensors") == before
+    with pytest.raises(UsageError, match=r"is kept in .*run\.former"):
+        run_train(words)
+    # Its own recipe may be given: it is read before the folder steps aside.
+    run_train([*words, "--overwrite", "--max_steps", "2", "--eval_strategy", "no"])
+    assert not run.former.exists()
+    assert sha256(run.model / "model.safetensors") == before
+    run_train([str(run.recipe), *words[1:], "--overwrite", "--max_steps", "2", "--eval_strategy", "no"])
+    assert sha256(run.model / "model.safetensors") == before
+
+
+def test_what_is_published_carries_no_trace_of_the_machine_and_anybody_may_read_it(tiny_run):
+    config, settings = (read_json(tiny_run.model / name) for name in ("config.json", "tokenizer_config.json"))
+    assert config["use_cache"] is True
+    assert not {"is_local", "local_files_only"} & settings.keys()
+    assert not read_json(tiny_run.model / "generation_config.json").get("_from_model_config")
+    assert len({path.stat().st_mode for path in tiny_run.model.iterdir()}) == 1

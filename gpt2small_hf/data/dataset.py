@@ -24,6 +24,7 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         Raises: UsageError if the folder is not a whole prepared set, has no such split, or not one row of it.
         """
         meta = read_meta(folder)
+        check_whole(folder, meta)
         if split not in meta["splits"]:
             raise UsageError(
                 f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
@@ -37,12 +38,6 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self.shards: list[np.ndarray] = []
         self.open()
-        found = sum(map(len, self.shards))
-        if found != self.n_tokens:
-            raise UsageError(
-                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {self.n_tokens:,}: "
-                "the folder was damaged or copied in part. Prepare it again with --overwrite, or copy it again."
-            )
         self.n_rows = count_rows(self.n_tokens, seq_len)
         if not self.n_rows:
             raise UsageError(
@@ -98,8 +93,33 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     data = DataFolder(Path(folder))
     if data.meta.exists():
-        return read_json(data.meta)
+        meta = read_json(data.meta)
+        if not isinstance(meta, dict) or not {"fingerprint", "splits", "tokenizer", "dtype"} <= meta.keys():
+            raise UsageError(f"{data.meta} was not written by prepare. Name another folder.")
+        return meta
     if data.unfinished().root.exists():
         raise UsageError(f"{folder} is not finished: its preparation was stopped. The same command finishes it.")
     what = "is not a prepared set (it has no meta.json)" if data.root.exists() else "does not exist"
     raise UsageError(f"{folder} {what}. Make one: python -m gpt2small_hf prepare --text FILES --output_dir {folder}")
+
+
+def check_whole(folder: Path, meta: dict[str, Any]) -> None:
+    """See that every file `meta` speaks of is there at its full size.
+
+    Raises: UsageError naming the first that is not.
+    """
+    damaged = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
+    width = np.dtype(meta["dtype"]).itemsize
+    for split, counts in meta["splits"].items():
+        paths = [Path(folder) / name for name in counts["files"]]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise UsageError(f"{missing[0]} is missing. {damaged}")
+        found = sum(path.stat().st_size for path in paths) // width
+        if found != counts["tokens"]:
+            raise UsageError(
+                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {damaged}"
+            )
+    tokenizer = DataFolder(Path(folder)).tokenizer
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise UsageError(f"{tokenizer} holds no tokenizer.json. {damaged}")

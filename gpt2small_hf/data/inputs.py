@@ -8,8 +8,9 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.data.dataset import check_whole, read_meta
 from gpt2small_hf.data.sources import Source, source_name
-from gpt2small_hf.runs import DataFolder, UsageError, read_json
+from gpt2small_hf.runs import DataFolder, UsageError
 
 FORMAT = 1  # goes up when the same inputs would give other files
 
@@ -44,9 +45,9 @@ def already_made(
         if folder.root.is_dir() and not any(folder.root.iterdir()):
             return False
         raise UsageError(f"{folder.root} exists and is not a prepared set. Choose another with --output_dir.")
+    meta = read_meta(folder.root)
     if overwrite:
         return False
-    meta = read_json(folder.meta)
     made = meta.get("inputs", {})
     changes = []
     for key in inputs:
@@ -67,4 +68,5 @@ def already_made(
             f"{folder.root} was prepared from other inputs. They differ in {', '.join(changes)}. "
             "Choose another --output_dir, or pass --overwrite to replace it."
         )
+    check_whole(folder.root, meta)
     return True

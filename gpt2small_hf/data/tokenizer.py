@@ -46,6 +46,8 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"the tokenizer {name} has no end-of-text token (eos_token), which ends every document. "
             "Set one in its tokenizer_config.json, or choose another."
         )
+    for trace in ("is_local", "local_files_only"):  # of how it was loaded here: nobody else's business
+        tokenizer.init_kwargs.pop(trace, None)
     if tokenizer.bos_token_id is None:
         tokenizer.bos_token = tokenizer.eos_token
     if tokenizer.pad_token_id is None:

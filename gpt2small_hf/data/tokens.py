@@ -11,10 +11,11 @@ import glob
 import hashlib
 import json
 import math
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
@@ -58,13 +60,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = FlagParser(
         PrepareArguments,
         prog="python -m gpt2small_hf prepare",
+        usage="python -m gpt2small_hf prepare --text FILES … | --dataset ID [--flag value …]",
         description="Make a folder of token files from text. Without flags: from the Python documentation.",
     )
     parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
     parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
     args, where = parser.fill(sys.argv[1:] if argv is None else argv)
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
-    print(f"next: python train.py --data_dir {folder}")
+    print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
 
 
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:
@@ -86,19 +89,39 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
         print(f"{folder.root} is already prepared from the same inputs.")
         return folder.root
-    unfinished = folder.unfinished()
-    state = resume_or_start(unfinished, fingerprint)
-    try:
-        meta = build(args, sources, tokenizer, unfinished, state)
-    except BaseException:
-        if not state["batches"]:  # nothing is on record to go on from
-            shutil.rmtree(unfinished.root)
-        raise
-    write_json(unfinished.meta, meta | {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by()})
-    unfinished.progress.unlink()
-    put_in_place(unfinished.root, folder.root)
+    with alone(folder):
+        unfinished = folder.unfinished()
+        state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
+        try:
+            meta = build(args, sources, tokenizer, unfinished, state)
+        except BaseException:
+            if not state["batches"]:  # nothing is on record to go on from
+                shutil.rmtree(unfinished.root)
+            raise
+        write_json(unfinished.meta, meta | {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by()})
+        unfinished.progress.unlink()
+        put_in_place(unfinished.root, folder.root)
     print(summary(folder, meta))
     return folder.root
+
+
+@contextmanager
+def alone(folder: DataFolder) -> Iterator[None]:
+    """Keep every other process out of the folder in which the set is built.
+
+    Raises: UsageError if one is in it already.
+    """
+    folder.lock.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.lock, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(f"another process is preparing {folder.root}. Wait for it, or choose --output_dir.") from None
+    try:
+        yield
+    finally:
+        lock.release()
+        folder.lock.unlink(missing_ok=True)
 
 
 def short_name(args: PrepareArguments) -> str:
@@ -155,7 +178,10 @@ def build(
             progress.show([writer.counts for writer in writers.values()])
         for split, writer in writers.items():
             if not writer.counts.tokens:
-                raise UsageError(f"there is no text for the {split} split. Give more --text, or --validation_text.")
+                raise UsageError(
+                    f"there is no text for the {split} split. Give more --text, another --validation_fraction "
+                    "(0: hold out nothing), or --validation_text."
+                )
         splits = {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
     return {
         "dtype": dtype.name,
@@ -170,10 +196,10 @@ def build(
     }
 
 
-def resume_or_start(folder: DataFolder, fingerprint: str) -> dict[str, Any]:
-    """How far `folder` came with the same inputs. A folder of other inputs is emptied, and that is said.
+def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:
+    """How far `folder` came with the same inputs.
 
-    Raises: UsageError if the folder is something else.
+    Raises: UsageError if it was begun from other inputs and `overwrite` does not give it up, or is something else.
     """
     same = {"fingerprint": fingerprint, "batch_chars": BATCH_CHARS}
     if folder.progress.exists():
@@ -181,7 +207,11 @@ def resume_or_start(folder: DataFolder, fingerprint: str) -> dict[str, Any]:
         if same.items() <= state.items():
             log(f"going on with {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
             return state
-        log(f"discarding {folder.root}: it was begun from other inputs.")
+        if not overwrite:
+            raise UsageError(
+                f"{folder.root} is half a set from other inputs. The command that began it finishes it; "
+                "--overwrite gives it up; or choose another --output_dir."
+            )
     elif folder.root.exists() and any(folder.root.iterdir()) and not folder.meta.exists():
         raise UsageError(f"{folder.root} is in the way and was not made by prepare. Move it, or choose --output_dir.")
     if folder.root.exists():

@@ -30,14 +30,14 @@ def complete(
     context = model.config.max_position_embeddings
     results = []
     for prompt in prompts:
-        ids = tokenizer(prompt, return_tensors="pt")["input_ids"][:, -context // 2 :].to(model.device)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"][:, -context // 2 :].to(model.device)  # pyright: ignore[reportCallIssue, reportArgumentType]
         room = {"max_new_tokens": min(max_new_tokens, context - ids.shape[1])}
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             sampled = _continue(model, tokenizer, ids, do_sample=True, temperature=temperature, top_k=top_k, **room)
         results.append(
             {
-                "prompt": prompt,
+                "prompt": str(tokenizer.decode(ids[0])),  # as the model read it
                 "greedy": _continue(model, tokenizer, ids, do_sample=False, **room),
                 "sampled": sampled,
                 "settings": {**room, "temperature": temperature, "top_k": top_k, "seed": seed},

@@ -18,6 +18,16 @@ from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
 
+_AT_LEAST = {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "warmup_steps": 0,
+    "max_grad_norm": 0,
+    "seed": 0,
+}
 # A run takes these from its tokenizer; use_cache is for generation and stays at its default.
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 
@@ -61,6 +71,8 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
+        if not all(prompt.strip() for prompt in self.prompts):
+            raise UsageError("--prompts has an empty text, which cannot be continued. Give it a word.")
 
 
 @dataclass
@@ -75,8 +87,11 @@ class TrainerArguments(TrainingArguments):
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
     lr_scheduler_type: str = field(default="cosine_with_min_lr", metadata={"help": "Shape of the learning rate."})
     lr_scheduler_kwargs: dict[str, Any] | str | None = field(
-        default_factory=lambda: {"min_lr_rate": 0.1},
-        metadata={"help": "JSON object for the schedule; min_lr_rate is where a cosine ends, as a share of the peak."},
+        default=None,
+        metadata={
+            "help": "JSON object for the schedule. cosine_with_min_lr: min_lr_rate is where it ends, as a share of the "
+            "peak; unset, 0.1."
+        },
     )
     warmup_steps: float = field(
         default=0.05, metadata={"help": "Steps of linear warm-up, or below 1 the share of all steps."}
@@ -99,6 +114,25 @@ class TrainerArguments(TrainingArguments):
         default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
     )
     disable_tqdm: bool | None = field(default=True, metadata={"help": "The run draws its own progress line."})
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={"help": "Go on with the run: `true` from its newest whole checkpoint, or a folder's name."},
+    )
+
+    def __post_init__(self) -> None:
+        if self.hub_token or self.push_to_hub:
+            raise UsageError("A run is not pushed, and a token is never a flag: publish the finished model folder.")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise UsageError(f"--{name} is {value}. Give {least:g} or more.")
+        if self.max_steps != -1 and self.max_steps < 1:
+            raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")
+        if self.num_train_epochs <= 0:
+            raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
+        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
+            self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
+        super().__post_init__()
 
 
 def _model_arguments() -> type:

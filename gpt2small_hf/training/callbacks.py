@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from gpt2small_hf.runs import append_jsonl, read_jsonl, write_jsonl
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
+SECONDS_OF_PACE = 30
 
 
 class MetricsLog(TrainerCallback):
@@ -58,8 +59,9 @@ class ProgressLine(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the clock."""
-        self.began, self.began_at_step = time.perf_counter(), state.global_step
-        self.printed = self.began
+        # Speed is that of the last half minute or more: a busy machine's is not the same all the way.
+        self.pace = [(time.perf_counter(), state.global_step)]
+        self.printed = time.perf_counter()
         if state.is_world_process_zero and self.console.is_terminal:
             self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
             self.bar.start()
@@ -95,12 +97,18 @@ class ProgressLine(TrainerCallback):
 
     def close(self) -> None:
         """Take the bar off the terminal; harmless when there is none."""
-        self.bar.stop()
+        if self.bar.live.is_started:
+            self.bar.stop()
 
     def words(self, state: TrainerState) -> str:
         """The line itself."""
-        seconds = time.perf_counter() - self.began
-        steps_a_second = (state.global_step - self.began_at_step) / seconds
+        now = time.perf_counter()
+        while len(self.pace) > 1 and now - self.pace[1][0] > SECONDS_OF_PACE:
+            self.pace.pop(0)
+        since, at_step = self.pace[0]
+        if now - self.pace[-1][0] > 1:
+            self.pace.append((now, state.global_step))
+        steps_a_second = (state.global_step - at_step) / (now - since)
         words = [f"step {state.global_step:,}/{state.max_steps:,}"]
         for name, label, style in [
             ("loss", "loss", ".3f"),

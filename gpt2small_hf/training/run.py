@@ -5,20 +5,26 @@ Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.p
 
 from __future__ import annotations
 
+import json
 import platform
+import shlex
 import shutil
+import stat
+import sys
 import time
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, Trainer, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, set_seed
 from transformers.utils import logging
 
 from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
+from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
@@ -46,13 +52,17 @@ def train(args: Arguments) -> RunFolder:
     seq_len = check_sizes(args)
     with args.trainer.main_process_first(local=False, desc="preparing the data"):
         data_dir = find_data(args)
-    tokenizer = AutoTokenizer.from_pretrained(DataFolder(data_dir).tokenizer)
-    vocabulary = read_meta(data_dir)["tokenizer"]
+    tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
+    meta = read_meta(data_dir)
+    vocabulary = meta["tokenizer"]
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
     config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
+    if checkpoint is not None:
+        check_resume(run, checkpoint, args, config, meta["fingerprint"])
     rows = TokenDataset(data_dir, "train", seq_len)
     heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
 
+    described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
     set_seed(args.trainer.seed)
     model = GPT2SmallForCausalLM(config)
     if config.tie_word_embeddings:
@@ -63,19 +73,22 @@ def train(args: Arguments) -> RunFolder:
     )
     progress = ProgressLine(tokens_per_step)
     tokenizer.model_max_length = config.max_position_embeddings
-    trainer = Trainer(
-        model=model,
-        args=args.trainer,
-        data_collator=collate,
-        train_dataset=rows,
-        eval_dataset=heldout,
-        processing_class=tokenizer,
-        callbacks=[MetricsLog(run.metrics), progress],
-    )
+    try:
+        trainer = Trainer(
+            model=model,
+            args=args.trainer,
+            data_collator=collate,
+            train_dataset=rows,
+            eval_dataset=heldout,
+            processing_class=tokenizer,
+            callbacks=[MetricsLog(run.metrics), progress],
+        )
+    except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
+        raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
     first = trainer.is_world_process_zero()
     if first:
-        begin_folder(args, run, data_dir, config)
+        begin_folder(args, run, data_dir, described)
         print(
             f"{model.num_parameters():,} parameters · {len(rows):,} rows of {seq_len} tokens to train on, "
             f"{len(heldout):,} held out · {tokens_per_step:,} tokens a step"
@@ -86,12 +99,14 @@ def train(args: Arguments) -> RunFolder:
         append_jsonl(run.metrics, {"step": 0, "eval_loss": before.mean()})
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
+    except ImportError as error:  # an optimizer that is not installed
+        raise UsageError(" ".join(str(error).split())) from error
     finally:
         progress.close()
     if before is not None:
         finish_folder(args, run, data_dir, trainer, tokenizer, rows, heldout, before)
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
-        print(f"next: python examples/use_from_hub.py {run.model}")
+        print(f"next: python {_example('use_from_hub.py')} {shlex.quote(str(run.model))}")
     return run
 
 
@@ -106,13 +121,49 @@ def find_checkpoint(run: RunFolder, named: str | None) -> str | None:
     if named is None or named.lower() == "false":
         return None
     if named.lower() == "true":
-        newest = get_last_checkpoint(run.checkpoints) if run.checkpoints.is_dir() else None
-        if newest is None:
+        checkpoints = sorted(run.checkpoints.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+        while checkpoints and not is_whole(checkpoints[-1]):
+            print(f"passing over {checkpoints.pop()}: it was not written to its end.", file=sys.stderr)
+        if not checkpoints:
             raise UsageError(f"{run.checkpoints} holds no checkpoint to go on from. Begin again with --overwrite.")
-        return newest
-    if not (Path(named) / "trainer_state.json").exists():
-        raise UsageError(f"{named} is not a checkpoint of the Trainer (no trainer_state.json in it).")
+        return str(checkpoints[-1])
+    if not is_whole(Path(named)):
+        raise UsageError(f"{named} is not a whole checkpoint (trainer_state.json, model, optimizer and scheduler).")
     return named
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """Whether a checkpoint can be resumed from: a killed process leaves some files out, or cut short."""
+    try:
+        with safe_open(checkpoint / "model.safetensors", framework="pt"):  # compares the file's length to its header
+            pass
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, SafetensorError, ValueError):
+        return False
+    return all(zipfile.is_zipfile(checkpoint / name) for name in ("optimizer.pt", "scheduler.pt"))
+
+
+def check_resume(run: RunFolder, checkpoint: str, args: Arguments, config: GPT2SmallConfig, fingerprint: str) -> None:
+    """See that the run goes on with the model and the text that it was begun with, and that steps are left.
+
+    Raises: UsageError otherwise.
+    """
+    if run.resolved.exists():
+        before = read_json(run.resolved)
+        if before["data"]["fingerprint"] != fingerprint:
+            raise UsageError(
+                f"{run.root} was begun with other text ({before['data']['folder']}). Resume with that, "
+                "or begin another run with --output_dir."
+            )
+        if before["model"] != config.to_diff_dict():
+            keys = sorted(before["model"].items() ^ config.to_diff_dict().items(), key=str)
+            raise UsageError(
+                f"{run.root} was begun with another model (they differ in {', '.join(dict(keys))}). "
+                "Resume without that change, or begin another run with --output_dir."
+            )
+    done = read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
+    if 0 < args.trainer.max_steps <= done:
+        raise UsageError(f"{checkpoint} is at step {done}: nothing is left of {args.trainer.max_steps} steps.")
 
 
 def check_folder(run: RunFolder, *, overwrite: bool, resume: bool) -> None:
@@ -124,6 +175,8 @@ def check_folder(run: RunFolder, *, overwrite: bool, resume: bool) -> None:
         return
     if not run.resolved.exists():
         raise UsageError(f"{run.root} exists and is not a run folder. Choose another with --output_dir.")
+    if overwrite and resume:
+        raise UsageError("--overwrite begins again and --resume_from_checkpoint goes on. Leave one out.")
     if overwrite or resume:
         return
     if run.finished:
@@ -131,7 +184,8 @@ def check_folder(run: RunFolder, *, overwrite: bool, resume: bool) -> None:
             f"{run.root} holds a finished run. Do it again with --overwrite, or choose another --output_dir."
         )
     go_on = "Go on with --resume_from_checkpoint true, or begin" if any(run.checkpoints.glob("*")) else "Begin"
-    raise UsageError(f"{run.root} holds a run that did not finish. {go_on} again with --overwrite.")
+    kept = f" The run it was to replace is kept in {run.former}." if run.former.exists() else ""
+    raise UsageError(f"{run.root} holds a run that did not finish. {go_on} again with --overwrite.{kept}")
 
 
 def check_sizes(args: Arguments) -> int:
@@ -142,7 +196,7 @@ def check_sizes(args: Arguments) -> int:
     try:
         config = GPT2SmallConfig(**vars(args.model))
     except StrictDataclassError as error:
-        raise UsageError(" ".join(str(error).split())) from None
+        raise UsageError(str(error).split("Error: ")[-1].strip()) from None
     limit = config.max_position_embeddings
     seq_len = limit if args.run.seq_len is None else args.run.seq_len
     if not 2 <= seq_len <= limit:
@@ -164,23 +218,32 @@ def find_data(args: Arguments) -> Path:
     if named:
         raise UsageError(f"--data_dir and --{named[0]} exclude each other: a prepared folder has text and tokenizer.")
     read_meta(args.run.data_dir)
+    if args.run.overwrite and args.run.data_dir.resolve().is_relative_to(args.run.output_dir.resolve()):
+        raise UsageError(f"{args.run.data_dir} lies in the run folder that --overwrite replaces. Move it out.")
     return args.run.data_dir
 
 
-def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, config: GPT2SmallConfig) -> None:
-    """Write the recipe as given and every value in force, before the first step."""
+def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[str, Any]) -> None:
+    """Write the recipe as given and every value in force, before the first step.
+
+    A run that is there already, and is to be overwritten, steps aside until this one is finished.
+    """
+    recipe, made = args.recipe.read_bytes(), made_by([args.recipe])
     if args.run.overwrite and run.root.exists():
-        shutil.rmtree(run.root)
+        if run.former.exists():  # this is a run that did not finish, over one that may have
+            shutil.rmtree(run.root)
+        else:
+            run.root.rename(run.former)
     run.root.mkdir(parents=True, exist_ok=True)
     with whole(run.recipe) as temporary:
-        shutil.copyfile(args.recipe, temporary)
+        temporary.write_bytes(recipe)
     device = args.trainer.device
     write_json(
         run.resolved,
         {
             "run": {name: _plain(value) for name, value in vars(args.run).items()},
             "data": {"folder": str(data_dir), "fingerprint": read_meta(data_dir)["fingerprint"]},
-            "model": config.to_diff_dict(),
+            "model": model,
             "trainer": {name: _plain(value) for name, value in args.trainer.to_dict().items()},
             "device": {
                 "type": device.type,
@@ -188,7 +251,7 @@ def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, config: GPT2Sm
                 "count": args.trainer.world_size,
                 "threads": torch.get_num_threads(),
             },
-            "made_by": made_by([args.recipe]),
+            "made_by": made,
         },
     )
 
@@ -209,9 +272,13 @@ def finish_folder(
     """Write the model, measure it, draw its chart and let it speak. `heldout.json`, written last, ends the run."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     assert isinstance(model, GPT2SmallForCausalLM)
-    save_model(model, tokenizer, run.model)
-
     after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size)
+    if not np.isfinite(after).all():
+        raise UsageError(
+            "the trained model's held-out loss is not finite, so the model was not saved. Lower --learning_rate; "
+            f"{run.metrics} shows when it broke."
+        )
+    save_model(model, tokenizer, run.model)
     unigram = unigram_losses(rows, heldout, vocab_size=model.config.vocab_size)
     new = ~seen_in_training(rows, heldout)
     scale = heldout.bytes_per_token
@@ -228,6 +295,8 @@ def finish_folder(
     completions = complete(model, tokenizer, args.run.prompts)
     write_json(run.completions, {"completions": completions, "made_by": made_by([run.model / "model.safetensors"])})
     write_json(run.heldout, measured)
+    if run.former.exists():
+        shutil.rmtree(run.former)
 
     for completion in completions:
         print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
@@ -236,6 +305,8 @@ def finish_folder(
 
 def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write weights, config, code, tokenizer and generation settings: all that a stranger needs, in one folder."""
+    model.config.use_cache = True  # the Trainer turns it off for training
+    model.generation_config._from_model_config = False
     context = model.config.max_position_embeddings
     if context < 512:
         # The pipeline asks for 256 new tokens unless the model says otherwise, which a short context cannot hold.
@@ -243,6 +314,14 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
     with whole(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        for path in temporary.iterdir():  # safetensors makes files that only their owner may read
+            path.chmod(stat.S_IMODE((temporary / "config.json").stat().st_mode))
+
+
+def _example(name: str) -> str:
+    """Path of an example, as it can be typed in the current folder."""
+    path = Path(__file__).parents[2] / "examples" / name
+    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def _plain(value: Any) -> Any:
