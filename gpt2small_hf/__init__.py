@@ -3,14 +3,38 @@
 Importing this package registers its classes: `AutoModelForCausalLM.from_pretrained(folder)` then needs no remote code.
 """
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import GPT
-from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM, GPT2SmallModel
+from gpt2small_hf.model.modeling_gpt2small import (
+    GPT2SmallForCausalLM,
+    GPT2SmallForQuestionAnswering,
+    GPT2SmallForSequenceClassification,
+    GPT2SmallForTokenClassification,
+    GPT2SmallModel,
+)
 
 AutoConfig.register(GPT2SmallConfig.model_type, GPT2SmallConfig)
 AutoModel.register(GPT2SmallConfig, GPT2SmallModel)
 AutoModelForCausalLM.register(GPT2SmallConfig, GPT2SmallForCausalLM)
+AutoModelForSequenceClassification.register(GPT2SmallConfig, GPT2SmallForSequenceClassification)
+AutoModelForTokenClassification.register(GPT2SmallConfig, GPT2SmallForTokenClassification)
+AutoModelForQuestionAnswering.register(GPT2SmallConfig, GPT2SmallForQuestionAnswering)
 
-__all__ = ["GPT", "GPT2SmallConfig", "GPT2SmallForCausalLM", "GPT2SmallModel"]
+__all__ = [
+    "GPT",
+    "GPT2SmallConfig",
+    "GPT2SmallForCausalLM",
+    "GPT2SmallForQuestionAnswering",
+    "GPT2SmallForSequenceClassification",
+    "GPT2SmallForTokenClassification",
+    "GPT2SmallModel",
+]

@@ -7,7 +7,10 @@ import sys
 
 from gpt2small_hf.runs import UsageError, open_door
 
-COMMANDS = {"prepare": "text → token files that train.py reads"}
+COMMANDS = {
+    "prepare": "text → token files that train.py reads",
+    "convert": "a GPT-2 of another code base → a folder of ours, or ours → one that needs no remote code",
+}
 
 HELP = "\n".join(
     [
@@ -29,6 +32,10 @@ def main() -> None:
         from gpt2small_hf.data.tokens import main as prepare
 
         prepare(words[1:])
+    elif words[0] == "convert":
+        from gpt2small_hf.convert import main as convert
+
+        convert(words[1:])
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."

@@ -4,50 +4,9 @@ import pytest
 import torch
 from conftest import tiny_config
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from gpt2small_hf import GPT2SmallForCausalLM
-
-
-def gpt2_with_the_same_weights(model: GPT2SmallForCausalLM) -> GPT2LMHeadModel:
-    """Our weights in GPT-2 as transformers has it: q, k, v in one matrix, matrices transposed, zeros for no bias."""
-    c = model.config
-    theirs = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=c.vocab_size,
-            n_positions=c.max_position_embeddings,
-            n_embd=c.hidden_size,
-            n_layer=c.num_hidden_layers,
-            n_head=c.num_attention_heads,
-            activation_function=c.hidden_act,
-            tie_word_embeddings=c.tie_word_embeddings,
-            bos_token_id=100,
-            eos_token_id=100,
-        )
-    ).eval()
-    ours = model.state_dict()
-
-    def take(name: str) -> torch.Tensor:
-        return ours[name] if name in ours else torch.zeros(c.hidden_size)
-
-    weights = {
-        "transformer.wte.weight": take("model.embed_tokens.weight"),
-        "transformer.wpe.weight": take("model.embed_positions.weight"),
-        "lm_head.weight": take("lm_head.weight"),
-        **{f"transformer.ln_f.{kind}": take(f"model.norm.{kind}") for kind in ("weight", "bias")},
-    }
-    for i in range(c.num_hidden_layers):
-        here, there = f"model.layers.{i}", f"transformer.h.{i}"
-        for kind in ("weight", "bias"):
-            weights[f"{there}.ln_1.{kind}"] = take(f"{here}.input_layernorm.{kind}")
-            weights[f"{there}.ln_2.{kind}"] = take(f"{here}.post_attention_layernorm.{kind}")
-            qkv = torch.cat([take(f"{here}.self_attn.{p}_proj.{kind}") for p in "qkv"])
-            weights[f"{there}.attn.c_attn.{kind}"] = qkv.t()
-            weights[f"{there}.attn.c_proj.{kind}"] = take(f"{here}.self_attn.o_proj.{kind}").t()
-            weights[f"{there}.mlp.c_fc.{kind}"] = take(f"{here}.mlp.up_proj.{kind}").t()
-            weights[f"{there}.mlp.c_proj.{kind}"] = take(f"{here}.mlp.down_proj.{kind}").t()
-    theirs.load_state_dict(weights)
-    return theirs
+from gpt2small_hf.model.conversion import as_gpt2
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -62,7 +21,7 @@ def test_logits_equal_gpt2_with_the_same_weights_at_every_position(variant, atte
             parameter.add_(torch.randn_like(parameter) * 0.1)
     model.set_attn_implementation(attention)
     ids = torch.randint(0, 101, (4, 32))
-    theirs = gpt2_with_the_same_weights(model)
+    theirs = as_gpt2(model.config, model.state_dict())
     torch.testing.assert_close(model(ids).logits, theirs(ids).logits, atol=1e-5, rtol=0)
 
 

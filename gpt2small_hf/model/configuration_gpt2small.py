@@ -10,6 +10,9 @@ CODE = {
     "AutoConfig": "configuration_gpt2small.GPT2SmallConfig",
     "AutoModel": "modeling_gpt2small.GPT2SmallModel",
     "AutoModelForCausalLM": "modeling_gpt2small.GPT2SmallForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_gpt2small.GPT2SmallForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_gpt2small.GPT2SmallForTokenClassification",
+    "AutoModelForQuestionAnswering": "modeling_gpt2small.GPT2SmallForQuestionAnswering",
 }
 
 

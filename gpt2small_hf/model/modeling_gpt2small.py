@@ -9,7 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForQuestionAnswering,
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
@@ -194,6 +199,43 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         )
 
 
+# The library's generic heads look their base model up among the Auto classes, which know remote code only after asking
+# the reader again: each head here builds its own.
+
+
+class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2SmallPreTrainedModel):
+    """A label, or a number, for a whole text, read at its last token that is not padding."""
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        GPT2SmallPreTrainedModel.__init__(self, config)
+        self.num_labels: int = config.num_labels  # pyright: ignore[reportAttributeAccessIssue]  # two unless set
+        self.model = GPT2SmallModel(config)
+        self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
+        self.post_init()
+
+
+class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallPreTrainedModel):
+    """A label for each token, from what stands before it."""
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        GPT2SmallPreTrainedModel.__init__(self, config)
+        self.num_labels: int = config.num_labels  # pyright: ignore[reportAttributeAccessIssue]  # two unless set
+        self.model = GPT2SmallModel(config)
+        self.dropout = nn.Dropout(config.resid_pdrop)
+        self.score = nn.Linear(config.hidden_size, self.num_labels)
+        self.post_init()
+
+
+class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallPreTrainedModel):
+    """Where the answer to a question starts and ends in a text."""
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        GPT2SmallPreTrainedModel.__init__(self, config)
+        self.model = GPT2SmallModel(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.post_init()
+
+
 def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
     """Position of each token among the real ones of its row: (B or 1, T).
 
@@ -210,5 +252,15 @@ def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_val
 
 GPT2SmallModel.register_for_auto_class("AutoModel")
 GPT2SmallForCausalLM.register_for_auto_class("AutoModelForCausalLM")
+GPT2SmallForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+GPT2SmallForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
+GPT2SmallForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
 
-__all__ = ["GPT2SmallForCausalLM", "GPT2SmallModel", "GPT2SmallPreTrainedModel"]
+__all__ = [
+    "GPT2SmallForCausalLM",
+    "GPT2SmallForQuestionAnswering",
+    "GPT2SmallForSequenceClassification",
+    "GPT2SmallForTokenClassification",
+    "GPT2SmallModel",
+    "GPT2SmallPreTrainedModel",
+]

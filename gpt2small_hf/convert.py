@@ -1,0 +1,190 @@
+"""Door: `python -m gpt2small_hf convert SRC DST --to gpt2small|gpt2`. One model folder from another, checked.
+
+What the shapes are and how they map is in `model/conversion.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from shlex import quote
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.model.conversion import Source, fetch, read
+from gpt2small_hf.runs import RunFolder, UsageError, whole
+
+TOLERANCE = 1e-5
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """`python -m gpt2small_hf convert`."""
+    parser = FlagParser(
+        prog="python -m gpt2small_hf convert",
+        description="Turn a GPT-2 of another code base into a folder of ours, or ours into one that any GPT-2 reader "
+        "takes without remote code. Nothing in SRC is run.",
+    )
+    parser.add_argument(
+        "SRC",
+        help="A run, model or checkpoint folder of ours; a folder or Hub id of a transformers GPT-2; the reference "
+        "series' model.json with *.safetensors, or its published form; nanoGPT's ckpt.pt.",
+    )
+    parser.add_argument("DST", type=Path, help="The folder to write.")
+    parser.add_argument("--to", required=True, choices=["gpt2small", "gpt2"], help="The form to write.")
+    parser.add_argument("--config", type=Path, help="The reference series' model.json, if it is not beside SRC.")
+    parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if none lies beside SRC.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
+    (args,) = parser.fill(sys.argv[1:] if argv is None else argv)
+    convert(args.SRC, args.DST, args.to, settings=args.config, tokenizer=args.tokenizer, overwrite=args.overwrite)
+
+
+def convert(
+    src: str,
+    dst: Path,
+    to: str,
+    *,
+    settings: Path | None = None,
+    tokenizer: str | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write `src` as a folder of form `to`, with its tokenizer, whole or not at all.
+
+    Raises: UsageError for a source that cannot be read, a destination that may not be written, a tokenizer that does
+        not fit, and a result that does not compute what the source does.
+    """
+    logging.disable_progress_bar()
+    where = locate(src)
+    check_destination(dst, where, overwrite=overwrite)
+    try:
+        source = read(where or fetch(src), settings)
+    except ValueError as error:
+        raise UsageError(f"{src} cannot be converted: {error}.") from None
+    print(f"source   {describe(source)}")
+    words = load_words(source, tokenizer)
+    try:
+        with whole(dst.resolve()) as unfinished:
+            source.build(to).save_pretrained(unfinished)
+            if words is not None:
+                words.save_pretrained(unfinished)
+            difference = check(source, unfinished)
+    except OSError as error:
+        raise UsageError(f"{dst} cannot be written ({error.strerror or error}). Name another folder.") from None
+    print(f"checked  weights equal bit for bit, logits of random ids to {difference:.1e}")
+    size = sum(file.stat().st_size for file in dst.iterdir())
+    print(f"wrote    {dst} as {to}, {size / 2**20:,.1f} MiB" + ("" if words else ", without a tokenizer"))
+    print(f"next: {next_command(dst, to, words)}")
+
+
+def locate(src: str) -> Path | None:
+    """The file or folder to read; of a run, its model. None if nothing here has that name, so it may be on the Hub.
+
+    Raises: UsageError for a path that cannot be a Hub id, and for a run that has no model yet.
+    """
+    path = Path(src).expanduser()
+    if not path.exists():
+        if path.is_absolute() or src.count("/") > 1 or path.suffix in (".pt", ".safetensors", ".json"):
+            raise UsageError(f"{src} does not exist. Check the name.")
+        return None
+    run = RunFolder(path)
+    if run.model.is_dir():
+        return run.model
+    if run.checkpoints.is_dir():
+        raise UsageError(f"{src} is a run without a final model. Name one of its checkpoints: {run.checkpoints}/…")
+    return path
+
+
+def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:
+    """Raise: UsageError if `dst` exists and may not be replaced."""
+    if not dst.exists():
+        return
+    if src is not None and src.resolve().is_relative_to(dst.resolve()):
+        raise UsageError(f"{dst} holds the model to convert. Name another folder.")
+    if not overwrite:
+        raise UsageError(f"{dst} exists. Name another folder, or replace it with --overwrite.")
+    if not (dst / "config.json").is_file():  # a slip of the hand must not cost a home folder
+        raise UsageError(f"{dst} is not a model folder, so --overwrite leaves it alone. Name another folder.")
+
+
+def describe(source: Source) -> str:
+    """What was recognised, in one line."""
+    c = source.config
+    parameters = sum(weight.numel() for weight in source.weights.values())
+    dtype = str(next(iter(source.weights.values())).dtype).removeprefix("torch.")
+    return (
+        f"{source.what}: {c.num_hidden_layers} layers, {c.hidden_size} wide, {c.num_attention_heads} heads, "
+        f"context {c.max_position_embeddings:,}, vocabulary {c.vocab_size:,}, "
+        f"head {'tied' if c.tie_word_embeddings else 'untied'}, {'with' if c.attention_bias else 'no'} qkv bias, "
+        f"{parameters:,} parameters, {dtype}"
+    )
+
+
+def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | None:
+    """The tokenizer by name, else the one beside the weights, else None; made to fit the model, and the model to it.
+
+    Raises: UsageError for one that cannot be loaded or has more entries than the model.
+    """
+    if name is None and not any((source.folder / file).is_file() for file in TOKENIZER_FILES):
+        return None
+    name = name or str(source.folder)
+    tokenizer, config = load_tokenizer(name), source.config
+    if len(tokenizer) > config.vocab_size:
+        raise UsageError(
+            f"the tokenizer {name} has {len(tokenizer):,} entries, the model's vocabulary {config.vocab_size:,}. "
+            "Name the tokenizer the model was trained with: --tokenizer FOLDER_OR_HUB_ID"
+        )
+    tokenizer.model_max_length = config.max_position_embeddings
+    if not source.names_special_tokens:
+        for id_name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(config, id_name, getattr(tokenizer, id_name))
+    return tokenizer
+
+
+@torch.no_grad()
+def check(source: Source, folder: Path) -> float:
+    """Compare what was written with the source: weights bit for bit, and logits in float32.
+
+    Returns: the largest difference of logits. It may be 1e-5, times the largest logit where that is above 1.
+    Raises:  UsageError if it is more.
+    """
+    again = read(folder).weights
+    changed = [name for name in source.weights | again if not _equal(source.weights.get(name), again.get(name))]
+    if changed:
+        raise UsageError(f"the result is not the source: {changed[0]} came out different. Nothing was written.")
+    shape = (2, min(64, source.config.max_position_embeddings))
+    ids = torch.randint(source.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    expected = source.original().float()(ids)
+    expected = expected if isinstance(expected, torch.Tensor) else expected.logits
+    found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+    difference = (found - expected).abs().max().item()
+    if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
+        raise UsageError(f"the result is not the source: logits differ by {difference:.1e}. Nothing was written.")
+    return difference
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    # As bytes: NaN equals itself, and -0 is not 0.
+    return (
+        one is not None
+        and other is not None
+        and one.dtype == other.dtype
+        and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+    )
+
+
+def next_command(dst: Path, to: str, words: PreTrainedTokenizerFast | None) -> str:
+    """A line that uses what was written."""
+    name, trust = json.dumps(str(dst)), ", trust_remote_code=True" if to == "gpt2small" else ""
+    if words is not None and to == "gpt2small":
+        return f"python examples/use_from_hub.py {quote(str(dst))}"
+    if words is not None:
+        line = f'from transformers import pipeline; print(pipeline("text-generation", {name})("The"))'
+    else:
+        what = "AutoModelForCausalLM"
+        line = f"from transformers import {what}; print({what}.from_pretrained({name}{trust}))"
+    return f"python -c {quote(line)}"
