@@ -92,6 +92,7 @@ def test_help_describes_every_flag(capsys):
     for flag in ("--output_dir", "--text", "--vocab_size", "--hidden_size", "--learning_rate", "--seed"):
         assert flag in text
     assert "dataclasses._MISSING_TYPE" not in text
+    assert "--hub_token" not in text
 
 
 @pytest.mark.parametrize("recipe", sorted((REPOSITORY / "examples").rglob("*.yaml")), ids=lambda p: p.stem)

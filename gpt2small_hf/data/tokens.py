@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.batches import BATCH_CHARS, batches, encode_batch, in_order
+from gpt2small_hf.data.dataset import read_meta
 from gpt2small_hf.data.documents import Document
 from gpt2small_hf.data.encoding import Encoder, cut
 from gpt2small_hf.data.holdout import Holdout
@@ -67,7 +68,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
     args, where = parser.fill(sys.argv[1:] if argv is None else argv)
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
-    print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
+    if "validation" in read_meta(folder)["splits"]:
+        print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
+    else:
+        print("next: train.py measures on held-out text; prepare again with --validation_text FILES to have some.")
 
 
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:

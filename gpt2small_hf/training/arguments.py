@@ -6,6 +6,7 @@ transformers' `TrainingArguments`; only what belongs to a run as a whole is decl
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
 
+# The Trainer has them; a run does not use them, so they are kept out of the manual.
+_NOT_FOR_RUNS = {"do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"} | {
+    f"hub_{name}" for name in ("token", "private_repo", "model_id", "strategy", "always_push", "revision")
+}
 _AT_LEAST = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
@@ -174,6 +179,9 @@ def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
         description="Train a model from scratch. A recipe is a YAML file of these flags; flags override the recipe. "
         f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
     )
+    for action in parser._actions:
+        if action.dest in _NOT_FOR_RUNS:
+            action.help = SUPPRESS
     # The recipe is the first word or none: anywhere else a flag that takes several words would swallow it.
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):

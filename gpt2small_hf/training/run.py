@@ -155,10 +155,10 @@ def check_resume(run: RunFolder, checkpoint: str, args: Arguments, config: GPT2S
                 f"{run.root} was begun with other text ({before['data']['folder']}). Resume with that, "
                 "or begin another run with --output_dir."
             )
-        if before["model"] != config.to_diff_dict():
-            keys = sorted(before["model"].items() ^ config.to_diff_dict().items(), key=str)
+        then, now = before["model"], config.to_diff_dict()
+        if differs := [name for name in then | now if then.get(name) != now.get(name)]:
             raise UsageError(
-                f"{run.root} was begun with another model (they differ in {', '.join(dict(keys))}). "
+                f"{run.root} was begun with another model (they differ in {', '.join(differs)}). "
                 "Resume without that change, or begin another run with --output_dir."
             )
     done = read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
