@@ -89,6 +89,17 @@ def test_a_users_mistake_is_one_line_and_status_two(capsys):
     assert capsys.readouterr().err == "error: data/x is missing. Prepare it first.\n"
 
 
+def test_a_place_that_cannot_be_written_is_one_line_too(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert open_door((tmp_path / "file" / "folder").mkdir) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path / 'file' / 'folder'}: Not a directory. Choose another place.\n"
+
+
+def test_an_error_of_our_own_keeps_its_traceback(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        open_door((tmp_path / "missing").read_bytes)
+
+
 def test_an_unknown_command_names_the_nearest():
     done = subprocess.run([sys.executable, "-m", "gpt2small_hf", "prepair"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: prepair is not a command. Did you mean prepare?\n")

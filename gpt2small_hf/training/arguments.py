@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import TrainingArguments
+from transformers import TrainingArguments, get_scheduler
 
 from gpt2small_hf.data.tokens import PrepareArguments
 from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
@@ -137,7 +137,31 @@ class TrainerArguments(TrainingArguments):
             raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
         if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        super().__post_init__()
+        if self.seed >= 1 << 32:
+            raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
+        try:
+            super().__post_init__()
+        except ValueError as error:
+            if "bf16" in str(error):
+                raise UsageError(
+                    "--bf16 needs a GPU that computes in bfloat16. Leave it out (in a recipe: --bf16 false), "
+                    "or compute on the CPU with --use_cpu."
+                ) from None
+            raise
+        self._try_schedule()
+
+    def _try_schedule(self) -> None:
+        """Raise: UsageError if the schedule does not take its settings. The Trainer would find out after all else."""
+        settings = self.lr_scheduler_kwargs
+        try:
+            if isinstance(settings, str):
+                raise ValueError("it is no JSON object")
+            get_scheduler(self.lr_scheduler_type, torch.optim.SGD([torch.zeros(1)]), 1, 10, dict(settings or {}))
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} does not suit --lr_scheduler_type "
+                f"{getattr(self.lr_scheduler_type, 'value', self.lr_scheduler_type)} ({error})."
+            ) from None
 
 
 def _model_arguments() -> type:
