@@ -51,6 +51,16 @@ def test_gpt2s_own_names_are_understood():
     assert (config.max_position_embeddings, config.intermediate_size, config.head_dim) == (48, 96, 6)
 
 
+def test_what_follows_from_other_fields_follows_later_changes_too(tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, num_attention_heads=4)
+    assert (config.head_dim, config.num_key_value_heads) == (4, 4)
+    config.hidden_size = 64
+    assert config.head_dim == 16
+    # Older files, and other people's, carry both names as fields: they are not taken for settings.
+    assert tiny_config(head_dim=99, num_key_value_heads=1).num_attention_heads == 2
+
+
 def test_a_saved_config_names_the_code_of_every_class_and_comes_back_equal(tmp_path):
     config = tiny_config(attention_bias=True, init_scheme="small_init")
     config.save_pretrained(tmp_path)

@@ -7,6 +7,8 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    Trainer,
+    TrainingArguments,
 )
 
 from gpt2small_hf import GPT2SmallForCausalLM
@@ -56,6 +58,32 @@ def test_every_head_has_a_loss_that_falls():
             optimizer.zero_grad()
             losses.append(loss.item())
         assert losses[-1] < losses[0] - 0.1, auto
+
+
+def test_accumulating_batches_changes_no_heads_loss(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    rows = [
+        {"input_ids": torch.randint(0, 100, (9,), generator=generator), "labels": torch.tensor(i % 3)} for i in range(8)
+    ]
+    losses = []
+    for batch, steps in ((8, 1), (2, 4)):
+        torch.manual_seed(0)
+        model = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=3))
+        args = TrainingArguments(
+            output_dir=str(tmp_path),
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=steps,
+            max_steps=1,
+            logging_steps=1,
+            use_cpu=True,
+            save_strategy="no",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = Trainer(model, args, train_dataset=rows)
+        trainer.train()
+        losses.append(next(row["loss"] for row in trainer.state.log_history if "loss" in row))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 def test_a_stranger_loads_every_head_from_a_language_models_folder(tmp_path, as_stranger):

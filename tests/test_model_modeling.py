@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import tiny_config
 from torch.nn import functional as F
+from transformers import StaticCache
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.model.conversion import as_gpt2
@@ -74,6 +75,30 @@ def test_greedy_text_is_the_same_with_dynamic_static_and_no_cache(tiny_model):
     ]
     assert torch.equal(texts[0], texts[1])
     assert torch.equal(texts[0], texts[2])
+
+
+def test_a_left_padded_row_beside_a_cache_of_fixed_size_equals_the_row_alone(tiny_model):
+    row = torch.randint(0, 100, (1, 6))
+    padded, mask = F.pad(row, (3, 0), value=100), F.pad(torch.ones_like(row), (3, 0))
+    cache = StaticCache(config=tiny_model.config, max_cache_len=20)
+    first = tiny_model(padded, attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(first[0, 3:], tiny_model(row).logits[0], atol=1e-5, rtol=0)
+    step, mask = torch.tensor([[7]]), F.pad(mask, (0, 1), value=1)
+    then = tiny_model(step, attention_mask=mask, past_key_values=cache).logits
+    torch.testing.assert_close(then[0, 0], tiny_model(torch.cat([row, step], 1)).logits[0, -1], atol=1e-5, rtol=0)
+
+
+def test_drafting_with_the_first_layers_gives_the_greedy_text(tiny_model):
+    ids = torch.randint(0, 100, (1, 5))
+    greedy = tiny_model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert torch.equal(tiny_model.generate(ids, max_new_tokens=12, do_sample=False, assistant_early_exit=1), greedy)
+
+
+def test_a_configuration_that_asks_for_tuples_gets_them(tiny_model):
+    ids = torch.randint(0, 100, (1, 5))
+    logits = tiny_model(ids).logits
+    tiny_model.config.return_dict = False
+    assert torch.equal(tiny_model(ids)[0], logits)
 
 
 def test_past_the_context_one_error_names_both_lengths(tiny_model):
@@ -173,7 +198,7 @@ def test_a_stranger_loads_every_class_from_a_saved_folder(tmp_path, as_stranger)
         f"""
 import torch, importlib.util
 assert importlib.util.find_spec("gpt2small_hf") is None and importlib.util.find_spec("accelerate") is None
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import StaticCache, AutoConfig, AutoModel, AutoModelForCausalLM
 folder = {str(tmp_path / "model")!r}
 config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
 base, base_info = AutoModel.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)

@@ -41,6 +41,7 @@ class GPT2SmallConfig(PreTrainedConfig):
         "n_inner": "intermediate_size",
         "activation_function": "hidden_act",
         "layer_norm_epsilon": "layer_norm_eps",
+        "num_key_value_heads": "num_attention_heads",  # grouped keys are not offered; cache classes ask for the name
     }
     base_model_tp_plan = {
         "layers.*.self_attn.q_proj": "colwise",
@@ -91,20 +92,22 @@ class GPT2SmallConfig(PreTrainedConfig):
     use_cache: bool = _setting(True, "Keep keys and values while generating, so that each step costs one token.")
 
     def __post_init__(self, **kwargs: Any) -> None:
-        """Fill what follows from other fields; cache classes and serving engines read these names from the config."""
+        """Take GPT-2's names, fill the MLP's width and name the code of every class."""
+        for derived in ("num_key_value_heads", "head_dim"):
+            kwargs.pop(derived, None)
         for alias, name in self.attribute_map.items():  # before anything is derived from them
             if alias in kwargs:
                 setattr(self, name, kwargs.pop(alias))
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
-        # Grouped keys are not offered, a head's size follows from the width; both are constants that others look up.
-        self.num_key_value_heads = self.num_attention_heads
-        self.head_dim = self.hidden_size // max(1, self.num_attention_heads)
-        for name in ("num_key_value_heads", "head_dim"):
-            kwargs.pop(name, None)
         # transformers itself writes only two of these into a saved config; a class it left out could not be loaded.
         kwargs["auto_map"] = {**CODE, **(kwargs.get("auto_map") or {})}
         super().__post_init__(**kwargs)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head. Not a field: sizes may be changed after the configuration was made."""
+        return self.hidden_size // self.num_attention_heads
 
     def validate_architecture(self) -> None:
         """Checks over several fields, run by `@strict` after the types."""

@@ -196,9 +196,12 @@ class Decoder(nn.Module):
         """Add what each position's embedding says: (B, T, C) and (B or 1, T) → (B, T, C)."""
         return self.embed_dropout(hidden_states + self.embed_positions(position_ids))
 
-    def run_layers(self, hidden_states: Tensor, **context: Any) -> Tensor:
-        """All blocks and the final norm: (B, T, C) → (B, T, C). `context` is handed on to each block."""
-        for layer in self.layers:
+    def run_layers(self, hidden_states: Tensor, depth: int | None = None, **context: Any) -> Tensor:
+        """All blocks, or the first `depth`, and the final norm: (B, T, C) → (B, T, C).
+
+        `context` is handed on to each block.
+        """
+        for layer in self.layers[:depth]:
             hidden_states = layer(hidden_states, **context)
         return self.norm(hidden_states)
 

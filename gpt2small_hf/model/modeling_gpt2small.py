@@ -111,6 +111,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", explicit_attention)
         hidden_states = self.run_layers(
             hidden_states,
+            depth=self.config.num_hidden_layers,  # lowered by the library for early exit
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_values=past_key_values,
@@ -183,6 +184,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            return_dict=True,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -200,11 +202,14 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
 
 
 # The library's generic heads look their base model up among the Auto classes, which know remote code only after asking
-# the reader again: each head here builds its own.
+# the reader again: each head here builds its own. Nor do their losses divide by `num_items_in_batch`, as the Trainer
+# believes of every forward that takes **kwargs: told so, it divides over accumulation steps itself.
 
 
 class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2SmallPreTrainedModel):
     """A label, or a number, for a whole text, read at its last token that is not padding."""
+
+    accepts_loss_kwargs = False
 
     def __init__(self, config: GPT2SmallConfig) -> None:
         GPT2SmallPreTrainedModel.__init__(self, config)
@@ -216,6 +221,8 @@ class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2S
 
 class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallPreTrainedModel):
     """A label for each token, from what stands before it."""
+
+    accepts_loss_kwargs = False
 
     def __init__(self, config: GPT2SmallConfig) -> None:
         GPT2SmallPreTrainedModel.__init__(self, config)
@@ -229,6 +236,8 @@ class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallPr
 class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallPreTrainedModel):
     """Where the answer to a question starts and ends in a text."""
 
+    accepts_loss_kwargs = False
+
     def __init__(self, config: GPT2SmallConfig) -> None:
         GPT2SmallPreTrainedModel.__init__(self, config)
         self.model = GPT2SmallModel(config)
@@ -239,15 +248,17 @@ class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallPreTra
 def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
     """Position of each token among the real ones of its row: (B or 1, T).
 
-    A padded row then gets the positions it would have alone, in `generate` and in a plain call. Rows beside a cache of
-    fixed size are counted from its length instead: the mask's width says nothing about it.
+    A padded row then gets the positions it would have alone, in `generate` and in a plain call.
     """
     T = hidden_states.shape[1]
-    fixed_size = getattr(past_key_values, "is_compileable", False)
-    if attention_mask is not None and attention_mask.ndim == 2 and not fixed_size:
-        return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, -T:]
     past = 0 if past_key_values is None else past_key_values.get_seq_length()
-    return (torch.arange(T, device=hidden_states.device) + past).unsqueeze(0)
+    here = torch.arange(T, device=hidden_states.device) + past
+    if attention_mask is None or attention_mask.ndim != 2:
+        return here.unsqueeze(0)
+    counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+    if getattr(past_key_values, "is_compileable", False):  # a cache of fixed size: the mask may be as wide as it is
+        return counted[:, here.clamp(max=attention_mask.shape[1] - 1)]
+    return counted[:, -T:]
 
 
 GPT2SmallModel.register_for_auto_class("AutoModel")
