@@ -269,10 +269,10 @@ def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_pat
         assert sha256(run.former / "model" / "model.safetensors") == before
     with pytest.raises(UsageError, match=r"is kept in .*run\.former"):
         run_train(words)
-    # Its own recipe may be given: it is read before the folder steps aside.
     run_train([*words, "--overwrite", "--max_steps", "2", "--eval_strategy", "no"])
     assert not run.former.exists()
     assert sha256(run.model / "model.safetensors") == before
+    # Its own recipe may be given: it is read before the folder steps aside.
     run_train([str(run.recipe), *words[1:], "--overwrite", "--max_steps", "2", "--eval_strategy", "no"])
     assert sha256(run.model / "model.safetensors") == before
 
