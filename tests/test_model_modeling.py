@@ -108,6 +108,65 @@ def test_past_the_context_one_error_names_both_lengths(tiny_model):
         tiny_model.generate(torch.zeros(1, 30, dtype=torch.long), max_new_tokens=10, do_sample=False, eos_token_id=None)
 
 
+def test_a_sliding_window_gives_the_ordinary_text_within_the_context_and_goes_on_past_it(tiny_model):
+    prompt = torch.tensor([[100, 100, 5, 6], [7, 8, 9, 10]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    asked = {"attention_mask": mask, "do_sample": False, "eos_token_id": None}
+    sliding = {**asked, "custom_generate": tiny_model.sliding_window}
+    ordinary = tiny_model.generate(prompt, max_new_tokens=28, **asked)
+    longer = tiny_model.generate(prompt, max_new_tokens=50, **sliding)
+    assert torch.equal(tiny_model.generate(prompt, max_new_tokens=28, **sliding), ordinary)
+    assert longer.shape == (2, 54)
+    assert torch.equal(longer[:, :33], tiny_model.generate(prompt, max_new_tokens=29, **asked))
+    # When the context of 32 was full, the model read the last 16 tokens again.
+    again = tiny_model(longer[1:, 17:33]).logits[0, -1].argmax()
+    assert longer[1, 33] == again
+
+
+def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_that_end(tiny_model):
+    prompt = torch.arange(80).reshape(2, 40)
+    free = tiny_model.generate(
+        prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, custom_generate=tiny_model.sliding_window
+    )
+    end = int(free[0, 41])
+    ended = tiny_model.generate(
+        prompt,
+        max_new_tokens=6,
+        do_sample=False,
+        eos_token_id=end,
+        pad_token_id=99,
+        custom_generate=tiny_model.sliding_window,
+    )
+    last = (free[0, 40:] == end).nonzero()[0, 0]
+    assert (ended[0, 40 + last + 1 :] == 99).all()
+    torch.manual_seed(0)
+    sampled = tiny_model.generate(
+        prompt, max_new_tokens=6, do_sample=True, eos_token_id=None, custom_generate=tiny_model.sliding_window
+    )
+    assert sampled.shape == (2, 46)
+    assert not torch.equal(sampled, free)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_layout_for_decoding_changes_neither_values_nor_what_is_saved(tied, tmp_path):
+    torch.manual_seed(0)
+    model = GPT2SmallForCausalLM(tiny_config(tie_word_embeddings=tied)).eval()
+    ids = torch.arange(20).reshape(2, 10)
+    before = model(ids).logits
+    model.save_pretrained(tmp_path / "before")
+    assert model.lay_out_for_decoding() is model
+    assert not model.model.layers[0].mlp.up_proj.weight.is_contiguous()
+    assert model.lm_head.weight.is_contiguous() == tied
+    torch.testing.assert_close(model(ids).logits, before)
+    model.save_pretrained(tmp_path / "after")
+    files = [tmp_path / when / "model.safetensors" for when in ("before", "after")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    model(ids, labels=ids, skip_logits=True).loss.backward()
+    torch.optim.AdamW(model.parameters()).step()
+    half = model.to(torch.bfloat16).lay_out_for_decoding()
+    assert half.get_output_embeddings().weight.dtype == torch.bfloat16
+
+
 def test_a_packed_row_may_be_longer_than_the_context(tiny_model):
     position_ids = torch.arange(24).repeat(2)[None]
     assert tiny_model(torch.zeros(1, 48, dtype=torch.long), position_ids=position_ids).logits.shape == (1, 48, 101)

@@ -3,10 +3,12 @@
 No arithmetic stands here. What a stranger runs is this file, `gpt.py` and `configuration_gpt2small.py`.
 """
 
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
@@ -21,7 +23,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_gpt2small import GPT2SmallConfig
-from .gpt import Attention, Block, Decoder, explicit_attention, init_weights
+from .gpt import Attention, Block, Decoder, explicit_attention, init_weights, loss_without_logits
 
 
 class GPT2SmallDecoderLayer(GradientCheckpointingLayer, Block):
@@ -94,7 +96,9 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
             position_ids = positions(hidden_states, attention_mask, filled)
-        self._check_context(position_ids, filled)
+        if not torch.compiler.is_compiling():
+            past = 0 if filled is None else filled.get_seq_length()
+            self._check_context(position_ids, past + hidden_states.shape[1])
 
         # A cache created just now is not named here: without a cache the library looks at restarting position_ids.
         attention_mask = create_causal_mask(
@@ -121,16 +125,14 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         )
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
-    def _check_context(self, position_ids: Tensor, past_key_values: Cache | None) -> None:
+    def _check_context(self, position_ids: Tensor, length: int) -> None:
         limit = self.config.max_position_embeddings
-        if torch.compiler.is_compiling():
-            return
-        length = position_ids.shape[-1] + (0 if past_key_values is None else past_key_values.get_seq_length())
         # Looking at the ids waits for the device: only when the row is long enough to hold one past the limit.
         if length > limit and (last := int(position_ids.max())) >= limit:
             raise ValueError(
                 f"The input reaches position {last + 1}, the model takes {limit} (max_position_embeddings). "
-                "Shorten the prompt, or ask for fewer new tokens."
+                "Shorten the prompt, ask for fewer new tokens, or let the model forget the beginning: "
+                "generate(..., custom_generate=model.sliding_window)."
             )
 
 
@@ -159,6 +161,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Score the next token at each position; other arguments as in `GPT2SmallModel.forward`.
@@ -172,10 +175,12 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is not counted.
             use_cache: see the base model.
             logits_to_keep: compute only the last so many positions' logits, or those at these indices; 0 means all.
+            skip_logits: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
+                ordinary head), the logits of all positions then never exist at once: less than half the memory.
             kwargs: `num_items_in_batch` divides the summed loss; the rest goes to the attention function.
 
-        Returns: loss (nats per token) if labels are given, logits (B, kept, V), cache, and on request hidden states
-            and attention weights.
+        Returns: loss (nats per token) if labels are given, logits (B, kept, V) unless skipped, cache, and on request
+            hidden states and attention weights.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -187,11 +192,16 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             return_dict=True,
             **kwargs,
         )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept, :])
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        hidden_states = outputs.last_hidden_state
+        loss = logits = None
+        if labels is not None and skip_logits and self._can_skip_logits(hidden_states):
+            loss = loss_without_logits(hidden_states, self.lm_head.weight, labels, **kwargs)
+        else:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden_states[:, kept, :])
+            if labels is not None:
+                loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+                logits = None if skip_logits else logits
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -199,6 +209,102 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    # `wraps`, because the library reads the names of the arguments.
+    @wraps(GenerationMixin.prepare_inputs_for_generation)  # pyright: ignore[reportAttributeAccessIssue]
+    def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, input_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Get ready what `forward` takes for the next token. Raises: ValueError past the context."""
+        inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        # With a cache of fixed size a step may be compiled, and can then not look at its positions itself.
+        if (position_ids := inputs.get("position_ids")) is not None:
+            self.model._check_context(position_ids, input_ids.shape[1])
+        return inputs
+
+    def _can_skip_logits(self, hidden_states: Tensor) -> bool:
+        # The chunked loss reads the head's weight and goes around its forward: not where something stands in its place
+        # (an adapter, a quantised layer, a hook that fetches an offloaded weight) or the weight lies on many devices.
+        head = self.lm_head
+        return (
+            hasattr(F, "linear_cross_entropy")
+            and not torch.compiler.is_compiling()
+            and type(head) is nn.Linear
+            and type(head.weight.data) is Tensor
+            and head.weight.device == hidden_states.device
+            and not (head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
+            and not hasattr(self, "_loss_function")  # set by somebody who wants another loss
+        )
+
+    def lay_out_for_decoding(self) -> "GPT2SmallForCausalLM":
+        """Arrange float32 weights on a CPU as single tokens read them: `generate` becomes about a fifth faster.
+
+        One call after loading. No name, shape or value changes, and a saved file is the same; a head tied to the
+        embedding is left as it is. Returns: the model itself.
+        """
+        for module in self.modules():
+            if not isinstance(module, nn.Linear) or (self.config.tie_word_embeddings and module is self.lm_head):
+                continue
+            weight = module.weight.data
+            # A product with one row walks down the columns. In bfloat16 the stored order is the faster one.
+            if type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32:
+                module.weight.data = weight.t().contiguous().t()
+        return self
+
+    @staticmethod
+    def sliding_window(
+        model: "GPT2SmallForCausalLM",
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Go on past the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
+
+        Each time the context is full, the model forgets all but its last half and reads that again from position 0.
+        Within the context the text is that of an ordinary `generate`.
+
+        Args:
+            model: the model, as `generate` hands it over with all that follows.
+            input_ids: (B, T), of any length.
+            logits_processor: changes the scores of the next token.
+            stopping_criteria: tells which rows have ended.
+            generation_config: read for `do_sample`, and for the padding of rows that have ended.
+            kwargs: the `attention_mask`, (B, T), and what is not used.
+
+        Returns: (B, T + new).
+        """
+        limit = model.config.max_position_embeddings
+        # An argument of this name would be taken from the caller's before the library makes one for all models.
+        mask = kwargs.get("attention_mask")
+        mask = torch.ones_like(input_ids) if mask is None else mask
+        unfinished = torch.ones_like(input_ids[:, :1], dtype=torch.bool)  # (B, 1)
+        begin, cache = 0, None
+        while unfinished.any():
+            length = input_ids.shape[1]
+            if length - begin > limit:
+                begin, cache = length - max(limit // 2, 1), None
+            seen = begin if cache is None else length - 1
+            outputs = model(
+                input_ids[:, seen:],
+                attention_mask=mask[:, begin:],
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+            cache = outputs.past_key_values
+            scores = logits_processor(input_ids, outputs.logits[:, -1].float())  # (B, V)
+            if generation_config.do_sample:
+                token = torch.multinomial(scores.softmax(-1), 1)
+            else:
+                token = scores.argmax(-1, keepdim=True)
+            if not unfinished.all():
+                token = torch.where(unfinished, token, generation_config._pad_token_tensor)
+            input_ids = torch.cat([input_ids, token], dim=1)
+            mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
+            unfinished &= ~stopping_criteria(input_ids, None)[:, None]
+        return input_ids
 
 
 # The library's generic heads look their base model up among the Auto classes, which know remote code only after asking

@@ -35,6 +35,7 @@ from gpt2small_hf.report.tables import console_table, heldout_rows
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, append_jsonl, made_by, read_json, whole, write_json
 from gpt2small_hf.training.arguments import Arguments
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, duration
+from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 
 def train(args: Arguments) -> RunFolder:
@@ -74,7 +75,7 @@ def train(args: Arguments) -> RunFolder:
     progress = ProgressLine(tokens_per_step)
     tokenizer.model_max_length = config.max_position_embeddings
     try:
-        trainer = Trainer(
+        trainer = LanguageModelTrainer(
             model=model,
             args=args.trainer,
             data_collator=collate,
