@@ -132,7 +132,10 @@ def loss_without_logits(
         options=nn.LinearCrossEntropyOptions(batch_chunk_size=ROWS_AT_A_TIME, chunking_method=None),
     )
     count = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
-    return losses.float().sum() / (count.to(losses.device) if isinstance(count, Tensor) else count)
+    count = torch.as_tensor(count, device=losses.device)
+    # Without a target the usual loss is nan too, but its gradient is 0: a step then changes nothing.
+    loss = losses.float().sum() / count.masked_fill(count == 0, 1)
+    return loss.masked_fill(count == 0, torch.nan)
 
 
 class Attention(nn.Module):

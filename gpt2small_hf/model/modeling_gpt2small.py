@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import (
@@ -227,7 +226,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         # (an adapter, a quantised layer, a hook that fetches an offloaded weight) or the weight lies on many devices.
         head = self.lm_head
         return (
-            hasattr(F, "linear_cross_entropy")
+            hasattr(nn, "LinearCrossEntropyOptions")
             and not torch.compiler.is_compiling()
             and type(head) is nn.Linear
             and type(head.weight.data) is Tensor
