@@ -167,6 +167,20 @@ def test_the_layout_for_decoding_changes_neither_values_nor_what_is_saved(tied, 
     assert half.get_output_embeddings().weight.dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("length", [48, 20])
+def test_the_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path):
+    ids = torch.randint(0, 100, (2, 20))
+    logits = tiny_model(ids).logits
+    tiny_model.resize_position_embeddings(length)
+    assert torch.equal(tiny_model(ids).logits, logits)
+    assert tiny_model(torch.zeros(1, length, dtype=torch.long)).logits.isfinite().all()
+    with pytest.raises(ValueError, match=f"the model takes {length}"):
+        tiny_model(torch.zeros(1, length + 1, dtype=torch.long))
+    tiny_model.save_pretrained(tmp_path)
+    again = GPT2SmallForCausalLM.from_pretrained(tmp_path)
+    assert again.get_position_embeddings().num_embeddings == again.config.max_position_embeddings == length
+
+
 def test_a_packed_row_may_be_longer_than_the_context(tiny_model):
     position_ids = torch.arange(24).repeat(2)[None]
     assert tiny_model(torch.zeros(1, 48, dtype=torch.long), position_ids=position_ids).logits.shape == (1, 48, 101)

@@ -1,3 +1,4 @@
+# Copyright 2026 the authors of gpt2small_hf. Licensed under the Apache License, Version 2.0.
 """Sizes and switches of the model, with all defaults. They live here once: flags and recipes read them here."""
 
 from dataclasses import field
@@ -13,6 +14,8 @@ CODE = {
     "AutoModelForSequenceClassification": "modeling_gpt2small.GPT2SmallForSequenceClassification",
     "AutoModelForTokenClassification": "modeling_gpt2small.GPT2SmallForTokenClassification",
     "AutoModelForQuestionAnswering": "modeling_gpt2small.GPT2SmallForQuestionAnswering",
+    # `transformers serve` asks for remote code under this name alone, and else only for the library's own classes.
+    "AutoModelForDecision": "modeling_gpt2small.GPT2SmallForCausalLM",
 }
 
 

@@ -1,3 +1,4 @@
+# Copyright 2026 the authors of gpt2small_hf. Licensed under the Apache License, Version 2.0.
 """GPT-2 in plain PyTorch: token ids → logits. All arithmetic of the model lives here; nothing here knows Hugging Face.
 
 `GPT(config)(input_ids)` is a whole model on its own; `config` is any object with the fields of `GPT2SmallConfig`.
@@ -80,7 +81,7 @@ def explicit_attention(
     scores = query @ key.transpose(-1, -2) * scaling  # (B, H, T, S)
     if attention_mask is not None:
         scores = scores + attention_mask
-    else:
+    elif kwargs.get("is_causal") is not False:
         T, S = scores.shape[-2:]
         future = torch.ones(T, S, dtype=torch.bool, device=scores.device).triu(S - T + 1)
         scores = scores.masked_fill(future, -torch.inf)

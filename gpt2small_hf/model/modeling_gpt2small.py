@@ -1,3 +1,4 @@
+# Copyright 2026 the authors of gpt2small_hf. Licensed under the Apache License, Version 2.0.
 """The Transformers face of the model: configuration, loss, cache, masks and generation around `gpt.py`.
 
 No arithmetic stands here. What a stranger runs is this file, `gpt.py` and `configuration_gpt2small.py`.
@@ -47,6 +48,20 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         init_weights(module, self.config)
 
+    def get_position_embeddings(self) -> nn.Embedding:
+        """The learned embedding of each position of the context."""
+        return self.base_model.embed_positions  # pyright: ignore[reportReturnType]
+
+    def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
+        """Make the context longer, to be trained further, or shorter: old rows stay, new ones are drawn as at init."""
+        old = self.get_position_embeddings()
+        new = nn.Embedding(new_num_position_embeddings, self.config.hidden_size).to(old.weight)
+        init_weights(new, self.config)
+        kept = min(old.num_embeddings, new_num_position_embeddings)
+        new.weight.data[:kept] = old.weight.data[:kept]
+        self.base_model.embed_positions = new.requires_grad_(old.weight.requires_grad)
+        self.config.max_position_embeddings = new_num_position_embeddings
+
 
 class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
     """The decoder without a head: token ids → hidden states. Its parts and arithmetic are the core's `Decoder`."""
@@ -75,10 +90,11 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
 
         Args:
             input_ids: (B, T); either these or `inputs_embeds`.
-            attention_mask: (B, past + T), 1 for real tokens and 0 for padding; or a ready mask (B, 1, T, past + T).
+            attention_mask: (B, past + T), 1 for real tokens and 0 for padding; or a ready mask (B, 1, T, past + T):
+                true, or 0 to be added to the scores, where attention is allowed.
             position_ids: (B, T). Unset, they count the real tokens of `attention_mask`, so a padded row equals the
-                same row alone. Ids that start again at 0 within a row, given without mask and filled cache, separate
-                packed documents: none sees another.
+                same row alone. Ids that start again at 0 within a row, given without mask and without filled cache,
+                separate packed documents: none sees another.
             past_key_values: cache of earlier positions, updated in place.
             inputs_embeds: (B, T, C) in place of `input_ids`.
             use_cache: return a cache, creating one if needed; unset, as the config says.
@@ -90,7 +106,10 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, and not both.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        # The library looks at restarting position_ids only where no cache is named: an empty one is not.
         filled = past_key_values
+        if isinstance(filled, DynamicCache) and not filled.get_seq_length():
+            filled = None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -99,7 +118,6 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             past = 0 if filled is None else filled.get_seq_length()
             self._check_context(position_ids, past + hidden_states.shape[1])
 
-        # A cache created just now is not named here: without a cache the library looks at restarting position_ids.
         attention_mask = create_causal_mask(
             config=self.config,
             inputs_embeds=hidden_states,
@@ -111,7 +129,10 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         # stage its hidden states as inputs_embeds: they carry positions already.
         if not isinstance(self.layers[0], nn.Identity):
             hidden_states = self.add_positions(hidden_states, position_ids)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation or "eager", explicit_attention)
+        implementation = self.config._attn_implementation or "eager"
+        if implementation in ("eager", "flex_attention"):  # they add a mask to the scores
+            attention_mask = additive(attention_mask, hidden_states.dtype)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, explicit_attention)
         hidden_states = self.run_layers(
             hidden_states,
             depth=self.config.num_hidden_layers,  # lowered by the library for early exit
@@ -350,6 +371,13 @@ class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallPreTra
         self.post_init()
 
 
+def additive(mask: Any, dtype: torch.dtype) -> Any:
+    """A ready mask of true and false as numbers to add to the scores; any other mask as it is."""
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
 def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
     """Position of each token among the real ones of its row: (B or 1, T).
 
@@ -358,7 +386,7 @@ def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_val
     T = hidden_states.shape[1]
     past = 0 if past_key_values is None else past_key_values.get_seq_length()
     here = torch.arange(T, device=hidden_states.device) + past
-    if attention_mask is None or attention_mask.ndim != 2:
+    if attention_mask is None or len(attention_mask.shape) != 2:  # flex attention's own masks have no ndim
         return here.unsqueeze(0)
     counted = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
     if getattr(past_key_values, "is_compileable", False):  # a cache of fixed size: the mask may be as wide as it is
