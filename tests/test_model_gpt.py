@@ -6,10 +6,11 @@ import sys
 import pytest
 import torch
 from conftest import tiny_config
+from torch import nn
 from torch.nn import functional as F
 
 from gpt2small_hf import GPT, GPT2SmallForCausalLM
-from gpt2small_hf.model.gpt import explicit_attention, fused_attention, init_std
+from gpt2small_hf.model.gpt import ONEDNN, Linear, explicit_attention, fused_attention, init_std
 
 VARIANTS = [{}, {"tie_word_embeddings": True}, {"attention_bias": True}]
 
@@ -106,3 +107,34 @@ def test_loss_at_init_is_within_two_percent_of_guessing(variant):
     with torch.no_grad():
         loss = model(ids, labels=ids).loss.item()
     assert loss == pytest.approx(torch.log(torch.tensor(50257.0)).item(), rel=0.02)
+
+
+@pytest.mark.skipif(not ONEDNN, reason="PyTorch's own choice is kept on this processor")
+def test_linear_layers_compute_through_onednn_what_pytorch_computes(monkeypatch):
+    torch.manual_seed(0)
+    layer, plain = Linear(24, 40), nn.Linear(24, 40)
+    plain.load_state_dict(layer.state_dict())
+    taken = []
+    to_mkldnn = torch.Tensor.to_mkldnn
+    monkeypatch.setattr(torch.Tensor, "to_mkldnn", lambda x: (taken.append(x.dtype), to_mkldnn(x))[1])
+    x = torch.randn(2, 5, 24, requires_grad=True)
+    results = [module(x) for module in (layer, plain)]
+    gradients = [
+        torch.autograd.grad(y.square().mean(), (x, *m.parameters()))
+        for m, y in zip((layer, plain), results, strict=True)
+    ]
+    for ours, theirs in zip((results[0], *gradients[0]), (results[1], *gradients[1]), strict=True):
+        assert ours.layout == torch.strided
+        torch.testing.assert_close(ours, theirs)
+    assert taken == [torch.float32]
+    # What oneDNN would be slow at, or could not do, stays with PyTorch:
+    layer(torch.randn(0, 24))
+    layer.weight.data = layer.weight.data.t().contiguous().t()
+    layer(x)
+    layer.to(torch.bfloat16)(x.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        Linear(24, 40)(x)
+    torch.func.functional_call(Linear(24, 40), plain.state_dict(), (x,))
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    Linear(24, 40)(x)
+    assert taken == [torch.float32]

@@ -147,26 +147,6 @@ def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_t
     assert not torch.equal(sampled, free)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_the_layout_for_decoding_changes_neither_values_nor_what_is_saved(tied, tmp_path):
-    torch.manual_seed(0)
-    model = GPT2SmallForCausalLM(tiny_config(tie_word_embeddings=tied)).eval()
-    ids = torch.arange(20).reshape(2, 10)
-    before = model(ids).logits
-    model.save_pretrained(tmp_path / "before")
-    assert model.lay_out_for_decoding() is model
-    assert not model.model.layers[0].mlp.up_proj.weight.is_contiguous()
-    assert model.lm_head.weight.is_contiguous() == tied
-    torch.testing.assert_close(model(ids).logits, before)
-    model.save_pretrained(tmp_path / "after")
-    files = [tmp_path / when / "model.safetensors" for when in ("before", "after")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    model(ids, labels=ids, skip_logits=True).loss.backward()
-    torch.optim.AdamW(model.parameters()).step()
-    half = model.to(torch.bfloat16).lay_out_for_decoding()
-    assert half.get_output_embeddings().weight.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("length", [48, 20])
 def test_the_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path):
     ids = torch.randint(0, 100, (2, 20))

@@ -12,6 +12,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # Positions whose logits the chunked loss holds at once. PyTorch's own choice for a vocabulary of 50,000 is 16 on a CPU,
 # which takes twice as long; from 512 on the time no longer falls.
 ROWS_AT_A_TIME = 512
+
+ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
 def fused_attention(
@@ -139,6 +142,32 @@ def loss_without_logits(
     return loss.masked_fill(count == 0, torch.nan)
 
 
+class Linear(nn.Linear):
+    """`nn.Linear`, computed by oneDNN where PyTorch itself would leave float32 on an x86 CPU to MKL.
+
+    On AMD's processors that is 1.2 to 3 times as fast, for one row as for thousands, forward and backward. What PyTorch
+    offers to turn oneDNN off turns this off too: `torch.backends.mkldnn.flags(enabled=False)`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., in_features) → (..., out_features)."""
+        if (
+            ONEDNN
+            and input.device.type == "cpu"
+            and input.dtype is torch.float32
+            # Other kinds of weights (sharded, quantised, those of functional calls) have their own ways.
+            and type(self.weight) is nn.Parameter
+            and self.weight.dtype is torch.float32
+            and self.weight.is_contiguous()
+            and input.numel() > 0
+            and torch.backends.mkldnn.enabled
+            and not torch.is_autocast_enabled("cpu")
+            and not torch.compiler.is_compiling()  # a compiler chooses for itself
+        ):
+            return F.linear(input.to_mkldnn(), self.weight, self.bias).to_dense()
+        return super().forward(input)
+
+
 class Attention(nn.Module):
     """Multi-head self-attention with separate query, key, value and output projections."""
 
@@ -153,10 +182,10 @@ class Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = True
 
-        self.q_proj = nn.Linear(C, C, bias=config.attention_bias)
-        self.k_proj = nn.Linear(C, C, bias=config.attention_bias)
-        self.v_proj = nn.Linear(C, C, bias=config.attention_bias)
-        self.o_proj = residual_writer(nn.Linear(C, C))
+        self.q_proj = Linear(C, C, bias=config.attention_bias)
+        self.k_proj = Linear(C, C, bias=config.attention_bias)
+        self.v_proj = Linear(C, C, bias=config.attention_bias)
+        self.o_proj = residual_writer(Linear(C, C))
         self.attn_pdrop = config.attn_pdrop
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
@@ -200,8 +229,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = residual_writer(nn.Linear(config.intermediate_size, config.hidden_size))
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = residual_writer(Linear(config.intermediate_size, config.hidden_size))
         self.activation = ACTIVATIONS[config.hidden_act]
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
@@ -254,7 +283,7 @@ class Decoder(nn.Module):
 
         `context` is handed on to each block.
         """
-        for layer in self.layers[:depth]:
+        for layer in islice(self.layers, depth):
             hidden_states = layer(hidden_states, **context)
         return self.norm(hidden_states)
 
@@ -273,7 +302,7 @@ class GPT(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(partial(init_weights, config=config))
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -23,7 +23,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_gpt2small import GPT2SmallConfig
-from .gpt import Attention, Block, Decoder, explicit_attention, init_weights, loss_without_logits
+from .gpt import Attention, Block, Decoder, Linear, explicit_attention, init_weights, loss_without_logits
 
 
 class GPT2SmallDecoderLayer(GradientCheckpointingLayer, Block):
@@ -167,7 +167,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
     def __init__(self, config: GPT2SmallConfig) -> None:
         super().__init__(config)
         self.model = GPT2SmallModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
     @can_return_tuple
@@ -249,27 +249,12 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         return (
             hasattr(nn, "LinearCrossEntropyOptions")
             and not torch.compiler.is_compiling()
-            and type(head) is nn.Linear
+            and type(head) in (Linear, nn.Linear)
             and type(head.weight.data) is Tensor
             and head.weight.device == hidden_states.device
             and not (head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
             and not hasattr(self, "_loss_function")  # set by somebody who wants another loss
         )
-
-    def lay_out_for_decoding(self) -> "GPT2SmallForCausalLM":
-        """Arrange float32 weights on a CPU as single tokens read them: `generate` becomes about a fifth faster.
-
-        One call after loading. No name, shape or value changes, and a saved file is the same; a head tied to the
-        embedding is left as it is. Returns: the model itself.
-        """
-        for module in self.modules():
-            if not isinstance(module, nn.Linear) or (self.config.tie_word_embeddings and module is self.lm_head):
-                continue
-            weight = module.weight.data
-            # A product with one row walks down the columns. In bfloat16 the stored order is the faster one.
-            if type(weight) is Tensor and weight.device.type == "cpu" and weight.dtype == torch.float32:
-                module.weight.data = weight.t().contiguous().t()
-        return self
 
     @staticmethod
     def sliding_window(
