@@ -15,20 +15,23 @@ from gpt2small_hf.training.arguments import parse_arguments
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # A mark is a comment on the line above the block: what it is for, then how it is kept true.
 BLOCKS = re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
-RUN_HERE = [(language, code) for mark, language, code in BLOCKS if mark == "test"]
+WITH_COMPAT = "test, with the extra compat"
+RUN_HERE = [block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)]
 PARSED = [(language, code) for mark, language, code in BLOCKS if mark == "needs the Hub" or mark == "needs a GPU"]
 
 
 def test_every_block_says_how_it_is_kept_true():
     marks = {mark for mark, _, _ in BLOCKS}
-    assert marks <= {"test", "ci: main job", "ci: tests", "needs the Hub", "needs a GPU"}
+    assert marks <= {"test", WITH_COMPAT, "ci: main job", "ci: tests", "needs the Hub", "needs a GPU"}
     assert {"test", "ci: main job", "ci: tests"} <= marks
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("language", "code"), RUN_HERE)
-def test_a_block_runs(language, code, tiny_run, tmp_path):
+@pytest.mark.parametrize(("mark", "language", "code"), RUN_HERE)
+def test_a_block_runs(mark, language, code, tiny_run, tmp_path):
     """In a folder that has the checkout's files and a finished run called `tiny`."""
+    if mark == WITH_COMPAT:
+        pytest.importorskip("peft")
     for name in ("train.py", "examples", "README.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "runs").mkdir()

@@ -159,13 +159,43 @@ class Linear(nn.Linear):
             and type(self.weight) is nn.Parameter
             and self.weight.dtype is torch.float32
             and self.weight.is_contiguous()
+            and input.ndim > 1
             and input.numel() > 0
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")
             and not torch.compiler.is_compiling()  # a compiler chooses for itself
         ):
-            return F.linear(input.to_mkldnn(), self.weight, self.bias).to_dense()
+            return OneDNNLinear.apply(input, self.weight, self.bias)
         return super().forward(input)
+
+
+class OneDNNLinear(torch.autograd.Function):
+    """`F.linear` in oneDNN, which keeps for the backward pass what PyTorch's keeps, and no copies of it."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """(..., in) → (..., out)."""
+        ctx.save_for_backward(input, weight)
+        return onednn(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the input, the weight and the bias, as far as they are wanted."""
+        input, weight = ctx.saved_tensors
+        (gradient,) = gradients
+        by_row = gradient.flatten(0, -2)  # (rows, out)
+        for_input, for_weight, for_bias = ctx.needs_input_grad
+        # oneDNN is slow where it is given strides, so that what is transposed is copied.
+        return (
+            onednn(gradient, weight.t().contiguous()) if for_input else None,
+            onednn(by_row.t().contiguous(), input.flatten(0, -2).t().contiguous()) if for_weight else None,
+            by_row.sum(0) if for_bias else None,
+        )
+
+
+def onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, computed by oneDNN: float32, and a contiguous weight."""
+    return F.linear(input.to_mkldnn(), weight, bias).to_dense()
 
 
 class Attention(nn.Module):

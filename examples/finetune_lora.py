@@ -1,0 +1,124 @@
+"""Teach a published model, or a run's model folder, your own text with a LoRA adapter. Needs nothing of ours.
+
+pip install torch "transformers[torch]" peft
+python examples/finetune_lora.py runs/tiny/model                        the Zen of Python, in less than a minute
+python examples/finetune_lora.py you/yours --text notes.txt more.jsonl  a model on the Hub, and your own text
+"""
+
+import argparse
+import codecs
+import contextlib
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
+
+
+def main() -> None:
+    args = parse()
+    documents = [text for path in args.text for text in read(path)] if args.text else zen_of_python()
+
+    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=True)
+    training, heldout = rows(documents, tokenizer, min(args.seq_len, model.config.max_position_embeddings))
+
+    # Two thin matrices beside each linear layer are trained; the model's own weights stay as they are.
+    lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    adapted = get_peft_model(model, lora)
+    settings = TrainingArguments(
+        output_dir=str(args.output_dir),
+        max_steps=args.max_steps,
+        learning_rate=args.learning_rate,
+        per_device_train_batch_size=4,
+        logging_steps=max(1, args.max_steps // 4),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,  # it matters only for large batches, and warns where there is no GPU
+    )
+    trainer = Trainer(adapted, settings, train_dataset=training, eval_dataset=heldout)  # pyright: ignore[reportArgumentType]
+    trained, total = adapted.get_nb_trainable_parameters()
+    print(
+        f"training {trained:,} of {total:,} parameters on {len(training)} rows of {len(training[0]['labels'])} tokens"
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    print(f"loss on {len(heldout)} held-out rows, nats a token: {before:.3f} before, {after:.3f} after")
+
+    adapted.save_pretrained(args.output_dir / "adapter")
+    adapted.merge_and_unload()  # pyright: ignore[reportCallIssue]  # into `model`, in place
+    model.config.use_cache = True  # the Trainer turns it off for training
+    model.save_pretrained(args.output_dir / "merged")
+    tokenizer.save_pretrained(args.output_dir / "merged")
+    print(f"wrote {args.output_dir / 'adapter'} (the adapter alone) and {args.output_dir / 'merged'} (a whole model)")
+    print(f"next: python examples/use_from_hub.py {args.output_dir / 'merged'}")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model folder, or a Hub id like user/name")
+    parser.add_argument("--text", nargs="+", type=Path, metavar="FILE", help=".jsonl with a field text, or plain text")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/lora"))
+    parser.add_argument("--max_steps", type=int, default=60)
+    parser.add_argument("--learning_rate", type=float, default=5e-3)
+    parser.add_argument("--seq_len", type=int, default=256, help="tokens in a row; never more than the model takes")
+    args = parser.parse_args()
+    if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
+        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+    return args
+
+
+def read(path: Path) -> list[str]:
+    """The documents in a file: each line's `text` in .jsonl, else the paragraphs between blank lines."""
+    content = path.read_text(encoding="utf-8")
+    if path.suffix != ".jsonl":
+        return [part for part in re.split(r"\n\s*\n", content) if part.strip()]
+    try:
+        texts = [json.loads(line)["text"] for line in content.split("\n") if line.strip()]
+        if all(isinstance(text, str) for text in texts):
+            return texts
+    except (json.JSONDecodeError, KeyError, TypeError):
+        pass
+    raise ValueError(f'{path} needs an object with a field "text" on every line, and text in it.')
+
+
+def zen_of_python() -> list[str]:
+    """Its nineteen lines, which every Python carries (and prints when they are imported)."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        import this
+    return codecs.decode(this.s, "rot13").splitlines()[2:]
+
+
+def rows(documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[list, list]:
+    """Rows of ids to train on, and others of whole documents that are held out: every fourth."""
+
+    def joined(some: list[str]) -> list[int]:
+        # verbose: documents longer than the model's context are cut below, there is nothing to warn of
+        return [id for text in some for id in [*tokenizer(text, verbose=False)["input_ids"], tokenizer.eos_token_id]]
+
+    heldout = joined(documents[3::4])
+    training = joined([text for n, text in enumerate(documents) if n % 4 != 3])
+    length = min(length, len(heldout) // 4, len(training) // 4)
+    if length < 8:
+        raise ValueError("There is too little text: give at least four documents, some lines in all.")
+
+    def cut(ids: list[int]) -> list[dict[str, list[int]]]:
+        pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]
+        return [{"input_ids": piece, "labels": piece} for piece in pieces]
+
+    return cut(training), cut(heldout)
+
+
+if __name__ == "__main__":
+    try:
+        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+
+        main()
+    except (ImportError, OSError, ValueError) as error:  # a mistake one can mend, in one line
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

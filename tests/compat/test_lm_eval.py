@@ -1,0 +1,116 @@
+"""lm-evaluation-harness: its command on the published folder, and the same numbers worked out by hand."""
+
+import json
+import math
+import subprocess
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compat.published import CONTEXT
+
+pytest.importorskip("lm_eval")
+pytestmark = pytest.mark.slow
+
+# What the installed command `lm_eval` does, in a process that cannot import our package.
+COMMAND = "sys.argv[0] = 'lm_eval'\nfrom lm_eval.__main__ import cli_evaluate\nsys.exit(cli_evaluate())"
+QUESTIONS = [
+    {
+        "question": f"What did the {who} {verb}? The {who} {past} the",
+        "choices": ["river", "stone", "moon"],
+        "answer": n % 3,
+    }
+    for n, (who, verb, past) in enumerate(
+        (who, verb, past) for who in ("fox", "dog", "hare") for verb, past in (("see", "saw"), ("meet", "met"))
+    )
+]
+TEXT = "The fox saw the river and the crow. The hare met the stone. " * 20
+TASKS = {
+    "our_choices": """
+task: our_choices
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: question
+doc_to_choice: choices
+doc_to_target: answer
+metric_list: [{metric: acc}]
+""",
+    "our_text": """
+task: our_text
+dataset_path: json
+dataset_kwargs: {data_files: {test: FILE}}
+test_split: test
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: text
+metric_list: [{metric: bits_per_byte}, {metric: word_perplexity}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def results(published, without_us, tmp_path_factory):
+    """What the command wrote: results, and each question's scores."""
+    place = tmp_path_factory.mktemp("lm_eval")
+    for task, rows in (("our_choices", QUESTIONS), ("our_text", [{"text": TEXT}])):
+        (place / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (place / f"{task}.yaml").write_text(TASKS[task].replace("FILE", str(place / f"{task}.jsonl")))
+    words = ("--model", "hf", "--model_args", f"pretrained={published},trust_remote_code=True")
+    words += ("--include_path", str(place), "--tasks", ",".join(TASKS), "--device", "cpu", "--batch_size", "4")
+    done = subprocess.run(
+        **without_us(COMMAND, *words, "--output_path", str(place / "out"), "--log_samples"), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    (summary,) = (place / "out").rglob("results_*.json")
+    (samples,) = (place / "out").rglob("samples_our_choices_*.jsonl")
+    return json.loads(summary.read_text())["results"], [json.loads(line) for line in samples.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def score(published):
+    """Log-probabilities of the last `count` of some tokens, given those before."""
+    model = AutoModelForCausalLM.from_pretrained(published).eval()
+
+    @torch.no_grad()
+    def of(tokens, count):
+        logits = model(torch.tensor([tokens[:-1]])).logits[0, -count:]
+        return logits.log_softmax(-1)[torch.arange(count), torch.tensor(tokens[-count:])].tolist()
+
+    return of
+
+
+def test_multiple_choice_equals_a_hand_computation(results, score, published):
+    summary, samples = results
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    right = 0
+    for sample in sorted(samples, key=lambda sample: sample["doc_id"]):
+        question = QUESTIONS[sample["doc_id"]]
+        by_hand = []
+        for choice in question["choices"]:
+            whole = tokenizer(f"{question['question']} {choice}").input_ids
+            by_hand.append(sum(score(whole, len(whole) - len(tokenizer(question["question"]).input_ids))))
+        theirs = [float(answer[0]) for answer in sample["filtered_resps"]]
+        assert theirs == pytest.approx(by_hand, abs=1e-4)
+        right += by_hand.index(max(by_hand)) == question["answer"]
+    assert 0 < right < len(QUESTIONS)
+    assert summary["our_choices"]["acc,none"] == pytest.approx(right / len(QUESTIONS))
+
+
+def test_bits_per_byte_of_a_text_longer_than_the_context_equal_a_hand_computation(results, score, published):
+    summary, _ = results
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    stream = [tokenizer.bos_token_id, *tokenizer(TEXT).input_ids]
+    assert len(stream) > 2 * CONTEXT
+    # Every token once, after at most a context's worth of others: whole windows, and a last one that reaches back.
+    total = 0.0
+    for begin in range(1, len(stream), CONTEXT):
+        end = min(begin + CONTEXT, len(stream))
+        total += sum(score(stream[max(0, end - CONTEXT - 1) : end], end - begin))
+    bits_per_byte = -total / math.log(2) / len(TEXT.encode())
+    print(f"{bits_per_byte} bits a byte by hand, {summary['our_text']['bits_per_byte,none']} by lm_eval")
+    assert summary["our_text"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, rel=1e-5)
+    words = len(TEXT.split()) + 1  # it counts an empty word after the last space
+    assert summary["our_text"]["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-4)

@@ -1,0 +1,141 @@
+"""PEFT: a LoRA adapter on the published folder, trained, saved, reloaded, merged; and the example that does it."""
+
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compat.published import conversations
+
+peft = pytest.importorskip("peft")
+
+# PEFT 0.21 reads a property that transformers 5.23 has renamed.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+EXAMPLE = REPOSITORY / "examples" / "finetune_lora.py"
+
+
+@pytest.fixture(scope="module")
+def rows(published):
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    texts = tokenizer.apply_chat_template(conversations(), tokenize=False)
+    loud = [text.upper() for text in texts]  # new to the model
+    return dict(tokenizer(loud, padding=True, truncation=True, max_length=64, return_tensors="pt"))
+
+
+@pytest.fixture(scope="module")
+def adapted(published, rows):
+    """An adapter after ten steps, and its losses."""
+    torch.manual_seed(0)
+    base = AutoModelForCausalLM.from_pretrained(published)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    labels = rows["input_ids"].masked_fill(rows["attention_mask"] == 0, -100)
+    losses = []
+    for _ in range(10):
+        loss = model(**rows, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return model.eval(), losses
+
+
+def test_an_adapter_on_every_linear_layer_learns_and_the_models_own_weights_stay(published, adapted):
+    model, losses = adapted
+    assert losses[-1] < 0.8 * losses[0]
+    layers = {name.split(".lora_")[0].split(".model.")[-1] for name, p in model.named_parameters() if p.requires_grad}
+    assert len(layers) == 2 * 6  # q, k, v, o, up and down of both layers, and not the head
+    before = AutoModelForCausalLM.from_pretrained(published).state_dict()
+    after = {name.replace(".base_layer", ""): weight for name, weight in model.base_model.model.state_dict().items()}
+    assert [name for name, weight in before.items() if not torch.equal(weight, after[name])] == []
+
+
+@torch.no_grad()
+def test_a_saved_adapter_comes_back_equal(published, adapted, rows, tmp_path):
+    model, _ = adapted
+    model.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(published), tmp_path).eval()
+    plain = AutoModelForCausalLM.from_pretrained(published).eval()
+    assert torch.equal(again(**rows).logits, model(**rows).logits)
+    assert (again(**rows).logits - plain(**rows).logits).abs().max() > 0.1
+
+
+@torch.no_grad()
+def test_a_merged_model_scores_the_same_and_keeps_its_code(published, adapted, rows, tmp_path):
+    model, _ = adapted
+    model.save_pretrained(tmp_path / "adapter")
+    copy = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(published), tmp_path / "adapter")
+    copy.merge_and_unload().save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert (merged(**rows).logits - model(**rows).logits).abs().max() < 1e-5
+    code = {path.name for path in published.glob("*.py")}
+    assert {path.name for path in (tmp_path / "merged").glob("*.py")} == code
+    assert len(code) == 3
+
+
+@pytest.mark.slow
+def test_the_example_needs_nothing_of_ours_and_lowers_the_held_out_loss(published, without_us, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(turn["content"].upper() for chat in conversations() for turn in chat))
+    start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    words = (str(EXAMPLE), str(published), "--text", str(text), "--output_dir", str(tmp_path / "out"))
+    done = subprocess.run(**without_us(start, *words, "--max_steps", "20"), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    before, after = map(float, re.findall(r"([\d.]+) (?:before|after)", done.stdout))
+    assert after < before - 0.1
+
+    # What it wrote loads in a fresh process, in three ways, to one and the same model.
+    check = """
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM
+adapter, whole, base = sys.argv[1:]
+models = [
+    PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, trust_remote_code=True), adapter),
+    AutoPeftModelForCausalLM.from_pretrained(adapter, trust_remote_code=True),
+    AutoModelForCausalLM.from_pretrained(whole, trust_remote_code=True),
+]
+assert "transformers_modules" in type(models[2]).__module__
+ids = torch.arange(40)[None]
+one, two, three = [model.eval()(ids).logits for model in models]
+print((one - two).abs().max().item(), (one - three).abs().max().item())
+"""
+    folders = (str(tmp_path / "out" / "adapter"), str(tmp_path / "out" / "merged"), str(published))
+    done = subprocess.run(**without_us(check, *folders), capture_output=True)
+    assert done.returncode == 0, done.stderr
+    between_adapters, to_merged = map(float, done.stdout.split())
+    assert between_adapters == 0
+    assert to_merged < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id"),
+        (["MODEL", "--text", "absent.txt"], "absent.txt"),
+        (["MODEL", "--text", "bad.jsonl"], 'bad.jsonl needs an object with a field "text" on every line'),
+        (["MODEL", "--text", "number.jsonl"], 'number.jsonl needs an object with a field "text" on every line'),
+        (["MODEL", "--text", "short.txt"], "too little text"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_of_the_example_is_one_line(words, complaint, published, tmp_path, monkeypatch, capsys):
+    Path(tmp_path, "bad.jsonl").write_text('{"words": "no field text"}\n')
+    Path(tmp_path, "number.jsonl").write_text('{"text": 7}\n')
+    Path(tmp_path, "short.txt").write_text("One line.\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["finetune_lora.py", *(str(published) if w == "MODEL" else w for w in words)])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    line = said.splitlines()[-1]  # above it may stand the library's bar for loading weights
+    assert line.startswith("error: ")
+    assert complaint in line
