@@ -9,6 +9,7 @@ from gpt2small_hf.runs import UsageError, open_door
 
 COMMANDS = {
     "prepare": "text → token files that train.py reads",
+    "plan": "a recipe → what the run takes, and what rules of thumb say of it",
     "convert": "a GPT-2 of another code base → a folder of ours, or ours → one that needs no remote code",
 }
 
@@ -32,6 +33,10 @@ def main() -> None:
         from gpt2small_hf.data.tokens import main as prepare
 
         prepare(words[1:])
+    elif words[0] == "plan":
+        from gpt2small_hf.plan import main as plan
+
+        plan(words[1:])
     elif words[0] == "convert":
         from gpt2small_hf.convert import main as convert
 

@@ -9,6 +9,7 @@ import difflib
 import json
 import re
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,8 +96,10 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return f"{word} …" if action.nargs == "+" else word
 
 
-def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a YAML recipe: flat, its keys are flag names.
+def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a YAML recipe: flat, its keys are flag names. `extends: other.yaml`, beside it, is laid under it.
+
+    `alternatives` are settings of which one replaces the others; `above` are recipes that extend this one.
 
     Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
     """
@@ -113,7 +116,28 @@ def read_recipe(path: Path) -> dict[str, Any]:
     for key in recipe:
         if not isinstance(key, str):
             raise UsageError(f"{path}: {key} is not the name of a flag.")
-    return recipe
+    base = recipe.pop("extends", None)
+    if base is None:
+        return recipe
+    above = (*above, path.resolve())
+    if (path.parent / str(base)).resolve() in above:
+        raise UsageError(f"{path} extends {base}, which extends it. Leave one of the two out.")
+    return laid_over(read_recipe(path.parent / str(base), alternatives, above), recipe, alternatives)
+
+
+def laid_over(lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()) -> dict[str, Any]:
+    """`lower` with the settings of `upper`, and without what those replace."""
+    beaten = {name for group in alternatives if group & upper.keys() for name in group}
+    return {key: value for key, value in lower.items() if key not in beaten} | upper
+
+
+def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
+    """A recipe that stands alone: the file as it is, or with what it extends written out. Raises: as `read_recipe`."""
+    text = path.read_text(encoding="utf-8")
+    if "extends" not in (yaml.load(text, _RecipeLoader) or {}):
+        return text
+    merged = yaml.safe_dump(read_recipe(path, alternatives), sort_keys=False, allow_unicode=True)
+    return f"# {path.name}, with what it extends\n{merged}"
 
 
 class _RecipeLoader(yaml.SafeLoader):

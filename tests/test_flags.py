@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
+from gpt2small_hf.flags import FlagParser, as_flags, read_recipe, recipe_text
 from gpt2small_hf.runs import UsageError
 
 
@@ -49,6 +49,28 @@ def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default():
 def test_no_is_a_word_in_a_recipe_and_false_is_not(tmp_path):
     (tmp_path / "r.yaml").write_text("eval_strategy: no\nbf16: false\nshuffle: True\n")
     assert read_recipe(tmp_path / "r.yaml") == {"eval_strategy": "no", "bf16": False, "shuffle": True}
+
+
+def test_a_recipe_says_only_what_differs_from_the_one_it_extends(tmp_path):
+    (tmp_path / "base.yaml").write_text("max_steps: 5\nlearning_rate: 0.2\nbf16: true\n")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "middle.yaml").write_text("extends: ../base.yaml\nlearning_rate: 0.3\n")
+    (tmp_path / "more" / "top.yaml").write_text("extends: middle.yaml\ntokens: 900\n")
+    merged = read_recipe(tmp_path / "more" / "top.yaml", [{"max_steps", "tokens"}])
+    assert merged == {"learning_rate": 0.3, "bf16": True, "tokens": 900}
+    alone = recipe_text(tmp_path / "more" / "top.yaml", [{"max_steps", "tokens"}])
+    assert alone == "# top.yaml, with what it extends\nlearning_rate: 0.3\nbf16: true\ntokens: 900\n"
+    assert recipe_text(tmp_path / "base.yaml") == (tmp_path / "base.yaml").read_text()
+
+
+def test_recipes_that_extend_each_other_are_refused_and_so_is_one_that_is_not_there(tmp_path):
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\n")
+    (tmp_path / "b.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(UsageError, match=r"b\.yaml extends a\.yaml, which extends it"):
+        read_recipe(tmp_path / "a.yaml")
+    (tmp_path / "c.yaml").write_text("extends: nowhere.yaml\n")
+    with pytest.raises(UsageError, match=r"Cannot read the recipe .*nowhere\.yaml"):
+        read_recipe(tmp_path / "c.yaml")
 
 
 def test_dashes_are_understood_and_abbreviations_are_not():

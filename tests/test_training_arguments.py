@@ -47,6 +47,14 @@ def test_a_text_named_by_a_flag_replaces_the_recipes_text(tmp_path):
     assert args.run.data_dir.as_posix() == "data/mine"
 
 
+def test_a_length_of_training_named_by_a_flag_replaces_the_recipes(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("max_steps: 70\n")
+    args = parse(str(recipe), "--tokens_per_parameter", "20")
+    assert (args.trainer.max_steps, args.run.tokens_per_parameter) == (-1, 20)
+    assert parse(str(recipe), "--num_train_epochs", "2").trainer.max_steps == -1
+
+
 def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("learning_rat: 1e-3\n")

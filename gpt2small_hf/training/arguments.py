@@ -6,16 +6,18 @@ transformers' `TrainingArguments`; only what belongs to a run as a whole is decl
 
 from __future__ import annotations
 
+import math
 from argparse import SUPPRESS
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments, get_scheduler
 
 from gpt2small_hf.data.tokens import PrepareArguments
-from gpt2small_hf.flags import FlagParser, as_flags, read_recipe
+from gpt2small_hf.flags import FlagParser, as_flags, laid_over, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
 
@@ -33,6 +35,11 @@ _AT_LEAST = {
     "max_grad_norm": 0,
     "seed": 0,
 }
+# Settings of which one replaces the others.
+ALTERNATIVES = (
+    {"data_dir", "text", "dataset"},
+    {"max_steps", "num_train_epochs", "tokens", "tokens_per_parameter"},
+)
 # A run takes these from its tokenizer; use_cache is for generation and stays at its default.
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 
@@ -55,6 +62,17 @@ class RunArguments:
     seq_len: int | None = field(
         default=None, metadata={"help": "Tokens per row while training; unset: max_position_embeddings."}
     )
+    tokens: int | None = field(
+        default=None,
+        metadata={"help": "Train on so many tokens, rounded up to whole steps, in place of --max_steps."},
+    )
+    tokens_per_parameter: float | None = field(
+        default=None,
+        metadata={"help": "The same, as a multiple of the model's parameters. 20 is Chinchilla's (Hoffmann 2022)."},
+    )
+    parameters_counted: Literal["all", "non_embedding"] = field(
+        default="all", metadata={"help": "Which parameters --tokens_per_parameter counts; a tied head counts once."}
+    )
     max_eval_samples: int | None = field(
         default=None,
         metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
@@ -72,10 +90,12 @@ class RunArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "max_eval_samples"):
+        for name in ("num_threads", "max_eval_samples", "tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
+        if self.tokens_per_parameter is not None and not 0 < self.tokens_per_parameter < math.inf:
+            raise UsageError(f"--tokens_per_parameter is {self.tokens_per_parameter:g}. Give a number above 0.")
         if not all(prompt.strip() for prompt in self.prompts):
             raise UsageError("--prompts has an empty text, which cannot be continued. Give it a word.")
 
@@ -193,14 +213,31 @@ def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
 
     Raises: UsageError for an unreadable recipe, an unknown key or flag (naming the nearest), or a wrong value.
     """
+    return parse_with(words, default_recipe, prog="python train.py", purpose="Train a model from scratch.")[0]
+
+
+def parse_with(
+    words: list[str],
+    default_recipe: Path,
+    *,
+    prog: str,
+    purpose: str,
+    more: tuple[type, ...] = (),
+    in_any_case: Sequence[str] = (),
+) -> tuple[Any, ...]:
+    """Read a recipe and flags for a command that also takes the dataclasses `more`; `in_any_case` are flags that win.
+
+    Returns: the `Arguments`, then an instance of each of `more`. Raises: as `parse_arguments`.
+    """
     parser = FlagParser(
+        *more,
         RunArguments,
         PrepareArguments,
         ModelArguments,
         TrainerArguments,
-        prog="python train.py",
-        usage="python train.py [recipe.yaml] [--flag value …]",
-        description="Train a model from scratch. A recipe is a YAML file of these flags; flags override the recipe. "
+        prog=prog,
+        usage=f"{prog} [recipe.yaml] [--flag value …]",
+        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. "
         f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
     )
     for action in parser._actions:
@@ -210,21 +247,30 @@ def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):
         recipe_path, words = Path(words[0]), words[1:]
-    recipe = read_recipe(recipe_path)
+    recipe = read_recipe(recipe_path, ALTERNATIVES)
     for key in recipe:
         parser.require(key, where=f"{recipe_path}: ")
-    words = [*as_flags(without_other_text(recipe, words)), *words]
-    run, data, model, trainer = parser.fill(words)
-    given = parser.parse_known_args(words)[0].output_dir
-    run.output_dir = Path(given) if given else Path("runs") / recipe_path.stem
+    recipe = under_flags(recipe, words)
+    lengths = [name for name in ("max_steps", "tokens", "tokens_per_parameter") if name in recipe.keys() | given(words)]
+    if len(lengths) > 1:
+        raise UsageError(f"--{lengths[0]} and --{lengths[1]} both say how long to train. Leave one out.")
+    words = [*as_flags(recipe), *words, *in_any_case]
+    *others, run, data, model, trainer = parser.fill(words)
+    named = parser.parse_known_args(words)[0].output_dir
+    run.output_dir = Path(named) if named else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
-    return Arguments(recipe=recipe_path, run=run, data=data, model=model, trainer=trainer)
+    return Arguments(recipe=recipe_path, run=run, data=data, model=model, trainer=trainer), *others
 
 
-def without_other_text(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
-    """The recipe less what it says of its text where a flag names another text: flags win, and two texts exclude."""
-    given = {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    beaten = {"data_dir", "text", "dataset"} if given & {"data_dir", "text", "dataset"} else set()
-    if "data_dir" in given:  # a prepared folder has its text and its tokenizer
-        beaten |= {f.name for f in fields(PrepareArguments)}
-    return {key: value for key, value in recipe.items() if key not in beaten}
+def given(words: list[str]) -> set[str]:
+    """The names of the flags among words of the command line."""
+    return {word[2:].split("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+
+
+def under_flags(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
+    """The recipe less what a flag replaces: flags win, and of two texts or two lengths of training one stands."""
+    names = given(words)
+    kept = laid_over(recipe, dict.fromkeys(names), ALTERNATIVES)
+    if "data_dir" in names:  # a prepared folder has its text and its tokenizer
+        kept = {key: value for key, value in kept.items() if key not in {f.name for f in fields(PrepareArguments)}}
+    return {key: value for key, value in kept.items() if key not in names}

@@ -28,12 +28,14 @@ from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
+from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_loss
 from gpt2small_hf.report.tables import console_table, heldout_rows
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, append_jsonl, made_by, read_json, whole, write_json
-from gpt2small_hf.training.arguments import Arguments
+from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
+from gpt2small_hf.training.budget import steps_for, wanted_tokens
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, duration
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
@@ -58,6 +60,12 @@ def train(args: Arguments) -> RunFolder:
     vocabulary = meta["tokenizer"]
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
     config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
+    tokens_per_step = (
+        args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size * seq_len
+    )
+    tokens = wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
+    if tokens is not None:
+        args.trainer.max_steps = steps_for(tokens, tokens_per_step)
     if checkpoint is not None:
         check_resume(run, checkpoint, args, config, meta["fingerprint"])
     rows = TokenDataset(data_dir, "train", seq_len)
@@ -69,9 +77,6 @@ def train(args: Arguments) -> RunFolder:
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
-    tokens_per_step = (
-        args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size * seq_len
-    )
     progress = ProgressLine(tokens_per_step)
     tokenizer.model_max_length = config.max_position_embeddings
     try:
@@ -229,7 +234,7 @@ def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[st
 
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
     """
-    recipe, made = args.recipe.read_bytes(), made_by([args.recipe])
+    recipe, made = recipe_text(args.recipe, ALTERNATIVES), made_by([args.recipe])
     if args.run.overwrite and run.root.exists():
         if run.former.exists():  # this is a run that did not finish, over one that may have
             shutil.rmtree(run.root)
@@ -237,7 +242,7 @@ def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[st
             run.root.rename(run.former)
     run.root.mkdir(parents=True, exist_ok=True)
     with whole(run.recipe) as temporary:
-        temporary.write_bytes(recipe)
+        temporary.write_text(recipe, encoding="utf-8")
     device = args.trainer.device
     write_json(
         run.resolved,

@@ -1,0 +1,169 @@
+"""Door: `python -m gpt2small_hf plan [recipe.yaml] [--flag value …]`. What a run takes, before anything runs.
+
+The arithmetic is in `training/budget.py`; here a recipe is read and the answer printed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+
+from gpt2small_hf.data.dataset import read_meta
+from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training import budget
+from gpt2small_hf.training.arguments import Arguments, parse_with
+from gpt2small_hf.training.run import check_sizes
+
+BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
+
+
+@dataclass
+class PlanArguments:
+    """On what to plan."""
+
+    _argument_group_name = "plan"
+
+    device_name: str | None = field(
+        default=None,
+        metadata={"help": f"A device to plan for: {', '.join(budget.PEAK_FLOPS)}. Unset: the one found here."},
+    )
+    n_devices: int | None = field(
+        default=None, metadata={"help": "How many of them. Unset: as many as are found here."}
+    )
+    mfu: float = field(default=0.4, metadata={"help": "Share of the device's peak that the run is expected to make."})
+
+    def __post_init__(self) -> None:
+        if self.device_name is not None and budget.peak_flops(self.device_name) is None:
+            raise UsageError(f"--device_name {self.device_name} is not known. Known: {', '.join(budget.PEAK_FLOPS)}.")
+        if self.n_devices is not None and self.n_devices < 1:
+            raise UsageError(f"--n_devices is {self.n_devices}. Give 1 or more, or leave it out.")
+        if not 0 < self.mfu <= 1:
+            raise UsageError(f"--mfu is {self.mfu:g}. Give a share above 0, up to 1.")
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf plan`."""
+    args, plan = parse_with(
+        words,
+        Path(__file__).parents[1] / "examples" / "tiny.yaml",
+        prog="python -m gpt2small_hf plan",
+        purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
+        more=(PlanArguments,),
+        # A plan for another machine does not ask whether this one can compute in bfloat16.
+        in_any_case=("--bf16", "false", "--fp16", "false", "--tf32", "false"),
+    )
+    print(f"{describe(args, plan)}\n\nnext: python train.py {shlex.join(for_training(words))}".rstrip())
+
+
+def describe(args: Arguments, plan: PlanArguments) -> str:
+    """The plan as text. Raises: UsageError for sizes that do not fit together, or a length that nothing tells."""
+    seq_len = check_sizes(args)
+    vocab_size, whence, available = vocabulary(args)
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(args.model))
+    n = budget.sizes(config)
+    n_devices = plan.n_devices or max(1, torch.cuda.device_count())
+    rows = args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * n_devices
+    per_step = rows * seq_len
+    tokens = budget.wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
+    if tokens is None and args.trainer.max_steps > 0:
+        tokens = args.trainer.max_steps * per_step
+    elif tokens is None and available is not None:
+        tokens = available * args.trainer.num_train_epochs
+    elif tokens is None:
+        raise UsageError(
+            "Nothing tells how long this run is: its text is not prepared yet. Say --max_steps, --tokens or "
+            "--tokens_per_parameter, or prepare the text and name it with --data_dir."
+        )
+    steps = budget.steps_for(tokens, per_step)
+    seen = steps * per_step
+    a_token = budget.flops_per_token(config, seq_len)
+    facts = {
+        "model": f"{n.total:,} parameters, {n.non_embedding:,} without embeddings",
+        "words": f"{vocab_size:,} entries in the vocabulary {whence}",
+        "tokens": f"{seen:,}: {seen / n.total:.1f} a parameter, {seen / n.non_embedding:.1f} without embeddings",
+        "text": None if available is None else f"{available:,} tokens prepared, {seen / available:.1f} passes",
+        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {seq_len:,})",
+        "compute": f"{a_token * seen:.2e} FLOPs, {a_token:,} a token (PaLM's count)",
+        "time": time_needed(a_token * seen, plan, n_devices),
+        "disk": disk_needed(n.total, steps, args),
+    }
+    lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
+    return "\n".join([*lines, "", advice(n, seen, rows, seq_len, args)])
+
+
+def for_training(words: list[str]) -> list[str]:
+    """The words of this command without the flags that training does not know."""
+    ours = {f.name for f in fields(PlanArguments)}
+    kept: list[str] = []
+    value_follows = False
+    for word in words:
+        name, _, value = word.removeprefix("--").partition("=")
+        is_ours = word.startswith("--") and name.replace("-", "_") in ours
+        if not is_ours and not value_follows:
+            kept.append(word)
+        value_follows = is_ours and not value
+    return kept
+
+
+def vocabulary(args: Arguments) -> tuple[int, str, int | None]:
+    """Size of the vocabulary, where it is from, and how many tokens are prepared, if any."""
+    if args.run.data_dir is not None:
+        meta = read_meta(args.run.data_dir)
+        return meta["tokenizer"]["vocab_size"], f"({args.run.data_dir})", meta["splits"]["train"]["tokens"]
+    if args.data.trains_tokenizer:
+        return args.data.new_vocab_size, "(to be trained)", None
+    assert args.data.tokenizer is not None
+    if Path(args.data.tokenizer).is_dir():
+        return len(load_tokenizer(args.data.tokenizer)), f"({args.data.tokenizer})", None
+    return GPT2SmallConfig().vocab_size, f"(GPT-2's; {args.data.tokenizer} was not looked up)", None
+
+
+def time_needed(flops: float, plan: PlanArguments, n_devices: int) -> str:
+    """Hours on the device named or found, if its peak is known."""
+    device = plan.device_name or (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    peak = None if device is None else budget.peak_flops(device)
+    if peak is None:
+        return f"unknown: {device or 'no GPU'} here. Name one: --device_name H100 --n_devices 8"
+    hours = flops / (peak * plan.mfu * n_devices) / 3600
+    return f"{hours:.1f} h on {n_devices} x {device} at {plan.mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s in bfloat16"
+
+
+def disk_needed(n_parameters: int, steps: int, args: Arguments) -> str:
+    """Space for the checkpoints that are kept, and the model."""
+    every = args.trainer.save_steps if args.trainer.save_steps >= 1 else args.trainer.save_steps * steps
+    n_saves = 0 if args.trainer.save_strategy == "no" else int(steps // every)
+    n_kept = min(n_saves, args.trainer.save_total_limit or n_saves)
+    one = 3 * BYTES_A_PARAMETER * n_parameters
+    # While one more is written, those that are kept are there too.
+    most = (n_kept + (n_saves > n_kept)) * one + one / 3
+    return f"{amount(most)} at most: {n_kept} checkpoints of {amount(one)} kept, and the model"
+
+
+def amount(n_bytes: float) -> str:
+    """Bytes for people."""
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
+
+
+def advice(n: budget.Sizes, tokens: int, rows: int, seq_len: int, args: Arguments) -> str:
+    """The recipe's values beside those of rules of thumb, as a table. Nothing follows the advice by itself."""
+    C = 6 * n.total * tokens
+    per_parameter = tokens / n.total
+    rate, batch = args.trainer.learning_rate, rows * seq_len
+    decay = budget.cerebras_weight_decay(batch, rate, tokens, per_parameter)
+    by_rows = budget.cerebras_batch_rows(tokens) * 2048
+    lines = [
+        ["learning rate: 0.3118·C^-0.1250 (DeepSeek)", f"{rate:.2e}", f"{budget.deepseek_learning_rate(C):.2e}"],
+        ["tokens a step: 0.2920·C^0.3271 (DeepSeek)", f"{batch:,}", f"{budget.deepseek_batch_tokens(C):,.0f}"],
+        ["tokens a step: 0.0306·D^0.383 rows of 2,048 (Power Lines)", f"{batch:,}", f"{by_rows:,.0f}"],
+        ["weight decay: B/(lr·D·tau) (Power Lines)", f"{args.trainer.weight_decay:.3g}", f"{decay:.3g}"],
+    ]
+    tau = budget.cerebras_timescale(per_parameter)
+    where = f"C = 6·N·D = {C:.2e} FLOPs, D = {tokens:,} tokens, tau = 1.084·(D/N)^-0.527 = {tau:.3f}; N all parameters"
+    return f"{console_table(['rules of thumb', 'recipe', 'rule'], lines)}\n{where}"
