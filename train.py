@@ -6,10 +6,15 @@ from pathlib import Path
 
 def main() -> None:
     """Train as the command line says."""
-    from gpt2small_hf.training.arguments import parse_arguments
+    from gpt2small_hf.training.arguments import parse_arguments, show_recipe
     from gpt2small_hf.training.run import train
 
-    train(parse_arguments(sys.argv[1:], default_recipe=Path(__file__).parent / "examples" / "tiny.yaml"))
+    default_recipe = Path(__file__).parent / "examples" / "tiny.yaml"
+    words = [word for word in sys.argv[1:] if word not in ("--print_recipe", "--print-recipe")]
+    if len(words) < len(sys.argv) - 1:
+        print(show_recipe(words, default_recipe), end="")
+    else:
+        train(parse_arguments(words, default_recipe))
 
 
 if __name__ == "__main__":

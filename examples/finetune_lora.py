@@ -68,6 +68,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=5e-3)
     parser.add_argument("--seq_len", type=int, default=256, help="tokens in a row; never more than the model takes")
     args = parser.parse_args()
+    for name, least in {"max_steps": 1, "seq_len": 8}.items():
+        if getattr(args, name) < least:
+            raise ValueError(f"--{name} is {getattr(args, name)}. Give {least} or more.")
+    if args.learning_rate <= 0:
+        raise ValueError(f"--learning_rate is {args.learning_rate:g}. Give a number above 0.")
+    if any((args.output_dir / name).exists() for name in ("adapter", "merged")):
+        raise ValueError(f"{args.output_dir} holds an adapter already. Choose another folder with --output_dir.")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
         raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
     return args
@@ -75,7 +82,10 @@ def parse() -> argparse.Namespace:
 
 def read(path: Path) -> list[str]:
     """The documents in a file: each line's `text` in .jsonl, else the paragraphs between blank lines."""
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}). Save it in that.") from None
     if path.suffix != ".jsonl":
         return [part for part in re.split(r"\n\s*\n", content) if part.strip()]
     try:
@@ -105,7 +115,10 @@ def rows(documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int) 
     training = joined([text for n, text in enumerate(documents) if n % 4 != 3])
     length = min(length, len(heldout) // 4, len(training) // 4)
     if length < 8:
-        raise ValueError("There is too little text: give at least four documents, some lines in all.")
+        raise ValueError(
+            f"The {len(documents)} documents found are too little text. Give four or more, some lines in all: "
+            "a document is a paragraph between blank lines, or a line of .jsonl."
+        )
 
     def cut(ids: list[int]) -> list[dict[str, list[int]]]:
         pieces = [ids[start : start + length] for start in range(0, len(ids) - length + 1, length)]

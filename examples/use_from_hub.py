@@ -3,18 +3,30 @@
 python examples/use_from_hub.py runs/tiny/model "The expression"
 """
 
+import argparse
 import re
 import sys
 from pathlib import Path
 
 from transformers import pipeline
 
-if len(sys.argv) < 2:
-    sys.exit("usage: python examples/use_from_hub.py MODEL_FOLDER_OR_HUB_ID [PROMPT]")
-model, prompt = sys.argv[1], " ".join(sys.argv[2:]) or "The"
-if not (Path(model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-    sys.exit(f"{model} is neither a folder with a model in it nor a Hub id like user/name.")
 
-# trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
-write = pipeline("text-generation", model=model, trust_remote_code=True)
-print(write(prompt)[0]["generated_text"])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model folder, or a Hub id like user/name")
+    parser.add_argument("prompt", nargs="*", default=["The"], help="the text to continue (default: The)")
+    args = parser.parse_args()
+    if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
+        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+
+    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    write = pipeline("text-generation", model=args.model, trust_remote_code=True)
+    print(write(" ".join(args.prompt))[0]["generated_text"])
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ImportError, OSError, ValueError) as error:  # a mistake one can mend, in one line
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)

@@ -133,11 +133,20 @@ def laid_over(lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequen
 
 def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
     """A recipe that stands alone: the file as it is, or with what it extends written out. Raises: as `read_recipe`."""
-    text = path.read_text(encoding="utf-8")
-    if "extends" not in (yaml.load(text, _RecipeLoader) or {}):
-        return text
-    merged = yaml.safe_dump(read_recipe(path, alternatives), sort_keys=False, allow_unicode=True)
-    return f"# {path.name}, with what it extends\n{merged}"
+    if extended(path) is None:
+        return path.read_text(encoding="utf-8")
+    return f"# {path.name}, with what it extends\n{as_yaml(read_recipe(path, alternatives))}"
+
+
+def extended(path: Path) -> Path | None:
+    """The recipe that a recipe extends, if it does."""
+    base = (yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}).get("extends")
+    return None if base is None else path.parent / str(base)
+
+
+def as_yaml(recipe: dict[str, Any]) -> str:
+    """Settings as the text of a recipe."""
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110)
 
 
 class _RecipeLoader(yaml.SafeLoader):

@@ -17,7 +17,7 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import Arguments, parse_with
+from gpt2small_hf.training.arguments import ANY_PRECISION, Arguments, parse_with
 from gpt2small_hf.training.run import check_sizes
 
 BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
@@ -56,7 +56,7 @@ def main(words: list[str]) -> None:
         purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
         more=(PlanArguments,),
         # A plan for another machine does not ask whether this one can compute in bfloat16.
-        in_any_case=("--bf16", "false", "--fp16", "false", "--tf32", "false"),
+        in_any_case=ANY_PRECISION,
     )
     print(f"{describe(args, plan)}\n\nnext: python train.py {shlex.join(for_training(words))}".rstrip())
 

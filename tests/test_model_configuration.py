@@ -83,3 +83,10 @@ def test_auto_classes_know_the_model_type():
     assert type(config) is GPT2SmallConfig
     assert type(AutoModel.from_config(config)) is GPT2SmallModel
     assert type(AutoModelForCausalLM.from_config(config)) is GPT2SmallForCausalLM
+
+
+def test_gpt2s_end_of_text_is_no_token_of_a_smaller_vocabulary():
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    small = GPT2SmallConfig(vocab_size=256, eos_token_id=7)
+    assert [getattr(small, name) for name in names] == [None, 7, None]
+    assert {getattr(GPT2SmallConfig(), name) for name in names} == {50256}

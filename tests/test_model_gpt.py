@@ -8,6 +8,7 @@ import torch
 from conftest import tiny_config
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from gpt2small_hf import GPT, GPT2SmallForCausalLM
 from gpt2small_hf.model.gpt import ONEDNN, Linear, explicit_attention, fused_attention, init_std
@@ -139,3 +140,40 @@ def test_linear_layers_compute_through_onednn_what_pytorch_computes(monkeypatch)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     Linear(24, 40)(x)
     assert len(taken) == 3
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented the batching rule")
+def test_linear_layers_differentiate_in_every_way_that_pytorchs_do():
+    torch.manual_seed(0)
+    layer, plain = Linear(6, 4), nn.Linear(6, 4)
+    plain.load_state_dict(layer.state_dict())
+    x = torch.randn(3, 6)
+
+    def each_way(module):
+        def total(x):
+            return module(x).square().sum()
+
+        y, leaf = module(x), x.clone().requires_grad_()
+        yield torch.func.grad(total)(x)
+        yield torch.func.vjp(module, x)[1](torch.ones(3, 4))[0]
+        yield torch.func.jacrev(module)(x)
+        yield torch.vmap(module)(x[:, None])
+        yield torch.autograd.functional.jacobian(module, x, vectorize=True)
+        yield torch.autograd.grad(module(leaf), leaf, torch.eye(12).view(12, 3, 4), is_grads_batched=True)[0]
+        first = torch.autograd.grad(total(leaf), leaf, create_graph=True)[0]
+        yield torch.autograd.grad(first.sum(), leaf)[0]
+        with torch.autocast("cpu", torch.bfloat16):  # the forward was in float32
+            yield torch.autograd.grad(y.sum(), module.weight)[0]
+
+    for way, (ours, theirs) in enumerate(zip(each_way(layer), each_way(plain), strict=True)):
+        torch.testing.assert_close(ours, theirs, msg=lambda text, way=way: f"way {way}: {text}")
+
+
+def test_flops_are_counted_and_a_wrong_shape_is_pytorchs_own_error():
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        GPT(tiny_config())(ids)
+    matrices = 2 * (4 * 16 * 16 + 2 * 16 * 64) + 16 * 101
+    assert counter.get_total_flops() >= 2 * ids.numel() * matrices
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        Linear(6, 4)(torch.randn(2, 5))

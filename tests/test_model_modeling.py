@@ -147,6 +147,42 @@ def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_t
     assert not torch.equal(sampled, free)
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_beams": 2},
+        {"return_dict_in_generate": True},
+        {"guidance_scale": 1.5},
+        {"inputs_embeds": torch.ones(1, 3, 16)},
+    ],
+    ids=lambda asked: next(iter(asked)),
+)
+def test_a_sliding_window_refuses_what_it_cannot_do(tiny_model, asked):
+    prompt = {} if "inputs_embeds" in asked else {"input_ids": torch.ones(1, 3, dtype=torch.long)}
+    with pytest.raises(ValueError, match="A sliding window writes greedily or by sampling"):
+        tiny_model.generate(**prompt, **asked, max_new_tokens=3, custom_generate=tiny_model.sliding_window)
+
+
+@pytest.mark.parametrize("length", [0, -1, 64.0, None])
+def test_a_context_of_no_length_is_refused(tiny_model, length):
+    with pytest.raises(ValueError, match="The context cannot be"):
+        tiny_model.resize_position_embeddings(length)
+    assert tiny_model.config.max_position_embeddings == 32
+
+
+def test_shapes_can_be_followed_without_memory(tiny_model):
+    ids = torch.zeros(2, 9, dtype=torch.long, device="meta")
+    model = tiny_model.to("meta")
+    assert model(ids).logits.shape == (2, 9, 101)
+    assert model(ids, labels=ids, skip_logits=True).loss.shape == ()
+
+
+def test_labels_of_another_length_are_named(tiny_model):
+    ids = torch.zeros(2, 9, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"labels are \(2, 5\), the input is \(2, 9\)"):
+        tiny_model(ids, labels=ids[:, :5], skip_logits=True)
+
+
 @pytest.mark.parametrize("length", [48, 20])
 def test_the_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path):
     ids = torch.randint(0, 100, (2, 20))

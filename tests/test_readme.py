@@ -69,3 +69,20 @@ def test_the_tree_in_readme_names_files_that_are_there():
     for line in tree[1].splitlines():
         name = line.split()[0]
         assert (REPOSITORY / name).exists(), name
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id"),
+        (["MODEL", "word " * 200], "the model takes 32"),
+        (["MODEL", "--max", "3"], "unrecognized arguments: --max"),
+    ],
+)
+def test_a_mistake_in_the_example_that_loads_a_model_is_one_line(words, complaint, tiny_run, tmp_path):
+    words = [str(tiny_run.model) if word == "MODEL" else word for word in words]
+    command = [sys.executable, str(REPOSITORY / "examples" / "use_from_hub.py"), *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert complaint in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

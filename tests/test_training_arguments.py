@@ -4,8 +4,9 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf import GPT2SmallConfig
+from gpt2small_hf.flags import extended
 from gpt2small_hf.runs import UsageError
-from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.arguments import ANY_PRECISION, parse_arguments, show_recipe, whole_recipe
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 
@@ -108,5 +109,54 @@ def test_help_describes_every_flag(capsys):
 
 @pytest.mark.parametrize("recipe", sorted((REPOSITORY / "examples").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_every_recipe_parses_and_opens_with_three_lines_of_comment(recipe):
-    assert parse(str(recipe), "--bf16", "false").recipe == recipe  # bf16 is refused where there is no GPU
+    assert parse(str(recipe), *ANY_PRECISION).recipe == recipe  # half precision is refused where there is no GPU
     assert [line[0] for line in recipe.read_text().splitlines()[:3]] == ["#", "#", "#"]
+
+
+INTERVENTIONS = sorted((REPOSITORY / "examples" / "interventions").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", INTERVENTIONS, ids=lambda path: path.stem)
+def test_an_intervention_opens_with_what_it_shows_and_says_only_what_differs(path):
+    shows, machine, expect, *settings = path.read_text().splitlines()
+    assert (shows[:8], machine[:10], expect[:9]) == ("# Shows:", "# Machine:", "# Expect:")
+    whole = whole_recipe([str(path)], TINY)
+    if path.stem != "baseline":
+        base = whole_recipe([str(extended(path))], TINY)
+        said = [line.split(":")[0] for line in settings[1:]]
+        assert [name for name in said if whole[name] == base.get(name)] == []
+        assert 1 <= len(said) <= 5
+    # Rows a step, tokens and the rows to measure on are the same for all: else losses could not be compared.
+    assert whole["per_device_train_batch_size"] * whole.get("gradient_accumulation_steps", 8) == 96
+    assert (whole["tokens"], whole["max_eval_samples"], whole["seed"]) == (3_260_252_160, 3200, 42)
+
+
+def test_stacked_is_the_baseline_with_what_helped():
+    stacked, baseline = (
+        whole_recipe([str(INTERVENTIONS[0].with_name(f"{n}.yaml"))], TINY) for n in ("stacked", "baseline")
+    )
+    assert {name: value for name, value in stacked.items() if baseline.get(name) != value} == {
+        **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
+        "learning_rate": 0.0014,
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+        "warmup_steps": 0.05,
+        "weight_decay": 0.01,
+        "max_grad_norm": 3.5,
+    }
+
+
+def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
+    (tmp_path / "base.yaml").write_text("hidden_size: 32\nlearning_rate: 1e-3\nbf16: true\n")
+    (tmp_path / "mine.yaml").write_text("extends: base.yaml\nlearning_rate: 2e-3\nprompts: [One, Two words]\n")
+    shown = show_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
+    assert shown.endswith(
+        f"# {tmp_path}/mine.yaml changes in {tmp_path}/base.yaml:\n"
+        "# prompts: ['Every effort moves you'] -> ['One', 'Two words']\n"
+        "# num_attention_heads: 12 -> 4\n# learning_rate: 0.001 -> 0.002\n"
+    )
+    (tmp_path / "saved.yaml").write_text(shown)
+    again = whole_recipe([str(tmp_path / "saved.yaml")], TINY)
+    assert again == whole_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
+    assert (again["bf16"], again["hidden_size"], again["prompts"]) == (True, 32, ["One", "Two words"])
+    assert show_recipe([str(tmp_path / "base.yaml"), "--bf16", "false"], TINY).count("bf16: false") == 1

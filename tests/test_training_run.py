@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny_words
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny_config, tiny_words
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments, pipeline
 
+from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256
+from gpt2small_hf.training.run import draw_weights
+from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 
 def test_a_run_leaves_every_file_it_promises(tiny_run):
@@ -283,3 +286,65 @@ def test_what_is_published_carries_no_trace_of_the_machine_and_anybody_may_read_
     assert not {"is_local", "local_files_only"} & settings.keys()
     assert not read_json(tiny_run.model / "generation_config.json").get("_from_model_config")
     assert len({path.stat().st_mode for path in tiny_run.model.iterdir()}) == 1
+
+
+@pytest.mark.parametrize("scheme", ["gpt2", "torch", "small_init"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention_bias": True},
+        {"tie_word_embeddings": True},
+        {"num_hidden_layers": 3},
+        {"max_position_embeddings": 48},
+    ],
+    ids=str,
+)
+def test_a_changed_shape_leaves_the_other_weights_as_they_were_drawn(change, scheme):
+    models = [GPT2SmallForCausalLM(tiny_config(init_scheme=scheme, **more)) for more in ({}, change)]
+    for model in models:
+        draw_weights(model, seed=3)
+    before, after = (model.state_dict() for model in models)
+    scaled = {"num_hidden_layers"} & change.keys() and scheme != "torch"  # by the depth: what writes to the stream
+    kept = [
+        name
+        for name in before.keys() & after.keys()
+        if before[name].shape == after[name].shape
+        and not (scaled and name.endswith(("o_proj.weight", "down_proj.weight")))
+        and not (name == "lm_head.weight" and change.get("tie_word_embeddings"))
+    ]
+    assert len(kept) >= len(before) - 4
+    assert all(torch.equal(before[name], after[name]) for name in kept)
+    assert models[1].lm_head.weight is models[1].model.embed_tokens.weight or "tie_word_embeddings" not in change
+
+
+def test_each_seed_decides_its_own(tmp_path, monkeypatch):
+    """Initial weights, dropout and the order of rows; the words of the other two are left as they are."""
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), "--overwrite", "--max_steps", "2", "--resid_pdrop", "0.2"]
+    words += ["--logging_steps", "1", "--eval_strategy", "no"]
+    seeds = {"init_seed": "1", "seed": "1", "data_seed": "1"}
+
+    def losses(**changes):
+        run = run_train([*words, *(w for n, v in {**seeds, **changes}.items() for w in (f"--{n}", v))])
+        rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        return next(row["eval_loss"] for row in rows if row["step"] == 0), [
+            row["loss"] for row in rows if "loss" in row
+        ]
+
+    start, first = losses()
+    assert losses() == (start, first)
+    for name in ("seed", "data_seed"):
+        same_start, other = losses(**{name: "2"})
+        assert same_start == start
+        assert other != first
+    assert losses(init_seed="2")[0] != start
+
+
+@pytest.mark.parametrize(("decay", "decayed"), [("matrices", 15), ("all", 31)])
+def test_weight_decay_shrinks_what_it_is_told_to(decay, decayed, tmp_path):
+    model = GPT2SmallForCausalLM(tiny_config())
+    args = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
+    trainer = LanguageModelTrainer(model, args, decay=decay)
+    shrunk = [p for group in trainer.create_optimizer().param_groups if group["weight_decay"] for p in group["params"]]
+    assert len(shrunk) == decayed
+    assert (min(p.ndim for p in shrunk) == 1) == (decay == "all")

@@ -18,6 +18,8 @@ CODE = {
     "AutoModelForDecision": "modeling_gpt2small.GPT2SmallForCausalLM",
 }
 
+GPT2_END_OF_TEXT = 50256
+
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
@@ -89,9 +91,9 @@ class GPT2SmallConfig(PreTrainedConfig):
         "torch: what PyTorch's layers draw (a tied head then starts at a loss in the hundreds).",
     )
     tie_word_embeddings: bool = _setting(False, "Let the head share the token embedding's weights: fewer parameters.")
-    bos_token_id: int | None = _setting(50256, "Id of the token that begins a text.")
-    eos_token_id: int | list[int] | None = _setting(50256, "Id, or ids, of the token that ends a text.")
-    pad_token_id: int | None = _setting(50256, "Id of the token that fills rows of a batch.")
+    bos_token_id: int | None = _setting(GPT2_END_OF_TEXT, "Id of the token that begins a text.")
+    eos_token_id: int | list[int] | None = _setting(GPT2_END_OF_TEXT, "Id, or ids, of the token that ends a text.")
+    pad_token_id: int | None = _setting(GPT2_END_OF_TEXT, "Id of the token that fills rows of a batch.")
     use_cache: bool = _setting(True, "Keep keys and values while generating, so that each step costs one token.")
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -103,6 +105,9 @@ class GPT2SmallConfig(PreTrainedConfig):
                 setattr(self, name, kwargs.pop(alias))
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            if getattr(self, name) == GPT2_END_OF_TEXT >= self.vocab_size:
+                setattr(self, name, None)  # a default, of a vocabulary that this is not
         # transformers itself writes only two of these into a saved config; a class it left out could not be loaded.
         kwargs["auto_map"] = {**CODE, **(kwargs.get("auto_map") or {})}
         super().__post_init__(**kwargs)

@@ -58,7 +58,7 @@ def fused_attention(
 
     Returns: the attended values, (B, T, H, D), and None in place of the weights.
     """
-    is_causal = attention_mask is None and query.shape[2] > 1
+    is_causal = bool(attention_mask is None and query.shape[2] > 1)  # a plain truth, also for a tracer
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, is_causal=is_causal
     )
@@ -116,9 +116,13 @@ def loss_without_logits(
         shift_labels: (B, T), the targets themselves, in place of `labels`.
         ignore_index: a target that is not counted.
         kwargs: unused.
+
+    Raises: ValueError if the labels are of another shape than the input.
     """
     if shift_labels is None:
         assert labels is not None
+        if labels.shape != hidden_states.shape[:-1]:
+            raise ValueError(f"labels are {tuple(labels.shape)}, the input is {tuple(hidden_states.shape[:-1])}.")
         shift_labels = F.pad(labels[:, 1:], (0, 1), value=ignore_index)
     targets = shift_labels.reshape(-1).to(hidden_states.device)
     device_type = hidden_states.device.type
@@ -146,7 +150,8 @@ class Linear(nn.Linear):
     """`nn.Linear`, computed by oneDNN where PyTorch itself would leave float32 on an x86 CPU to MKL.
 
     On AMD's processors that is 1.2 to 3 times as fast, for one row as for thousands, forward and backward. What PyTorch
-    offers to turn oneDNN off turns this off too: `torch.backends.mkldnn.flags(enabled=False)`.
+    offers to turn oneDNN off turns this off too: `torch.backends.mkldnn.flags(enabled=False)`. PyTorch's profiler does
+    not count its FLOPs; `FlopCounterMode` does, because under such modes this is `nn.Linear`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
@@ -163,7 +168,9 @@ class Linear(nn.Linear):
             and input.numel() > 0
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")
-            and not torch.compiler.is_compiling()  # a compiler chooses for itself
+            # Who compiles or watches PyTorch's operations chooses or counts for themselves.
+            and not torch.compiler.is_compiling()
+            and not watchers()
         ):
             return OneDNNLinear.apply(input, self.weight, self.bias)
         return super().forward(input)
@@ -172,30 +179,45 @@ class Linear(nn.Linear):
 class OneDNNLinear(torch.autograd.Function):
     """`F.linear` in oneDNN, which keeps for the backward pass what PyTorch's keeps, and no copies of it."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """(..., in) → (..., out)."""
-        ctx.save_for_backward(input, weight)
         return onednn(input, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep what both gradients need."""
+        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the input, the weight and the bias, as far as they are wanted."""
         input, weight = ctx.saved_tensors
         (gradient,) = gradients
-        by_row = gradient.flatten(0, -2)  # (rows, out)
+        by_row = gradient.reshape(-1, gradient.shape[-1])  # (rows, out)
         for_input, for_weight, for_bias = ctx.needs_input_grad
         # oneDNN is slow where it is given strides, so that what is transposed is copied.
         return (
             onednn(gradient, weight.t().contiguous()) if for_input else None,
-            onednn(by_row.t().contiguous(), input.flatten(0, -2).t().contiguous()) if for_weight else None,
+            onednn(by_row.t().contiguous(), input.reshape(-1, input.shape[-1]).t().contiguous())
+            if for_weight
+            else None,
             by_row.sum(0) if for_bias else None,
         )
 
 
 def onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear`, computed by oneDNN: float32, and a contiguous weight."""
-    return F.linear(input.to_mkldnn(), weight, bias).to_dense()
+    """`F.linear` in float32, computed by oneDNN where it can: it takes no batched, sparse or misshapen tensors."""
+    try:
+        return F.linear(input.to_mkldnn(), weight, bias).to_dense()
+    except RuntimeError:  # PyTorch's own computes what is left, or says what is wrong
+        return F.linear(input, weight, bias)
+
+
+# How many modes watch PyTorch's operations; there is no public name for it.
+watchers: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 
 
 class Attention(nn.Module):

@@ -53,7 +53,12 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
         return self.base_model.embed_positions  # pyright: ignore[reportReturnType]
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Make the context longer, to be trained further, or shorter: old rows stay, new ones are drawn as at init."""
+        """Make the context longer, to be trained further, or shorter: old rows stay, new ones are drawn as at init.
+
+        Raises: ValueError unless the number is a whole one, and at least 1.
+        """
+        if not isinstance(new_num_position_embeddings, int) or new_num_position_embeddings < 1:
+            raise ValueError(f"The context cannot be {new_num_position_embeddings!r} positions: give 1 or more.")
         old = self.get_position_embeddings()
         new = nn.Embedding(new_num_position_embeddings, self.config.hidden_size).to(old.weight)
         init_weights(new, self.config)
@@ -112,6 +117,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             filled = None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        given = position_ids
         if position_ids is None:
             position_ids = positions(hidden_states, attention_mask, filled)
         if not torch.compiler.is_compiling():
@@ -123,7 +129,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
             past_key_values=filled,
-            position_ids=position_ids,
+            position_ids=given,  # only they can part documents, and looking at them waits for the device
         )
         # Pipeline parallelism puts an Identity in place of the layers that another stage holds, and hands a later
         # stage its hidden states as inputs_embeds: they carry positions already.
@@ -252,6 +258,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             and type(head) in (Linear, nn.Linear)
             and type(head.weight.data) is Tensor
             and head.weight.device == hidden_states.device
+            and hidden_states.device.type != "meta"
             and not (head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
             and not hasattr(self, "_loss_function")  # set by somebody who wants another loss
         )
@@ -267,6 +274,8 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
     ) -> Tensor:
         """Go on past the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
 
+        The library hands no streamer and no `stop_strings` to such a function.
+
         Each time the context is full, the model forgets all but its last half and reads that again from position 0.
         Within the context the text is that of an ordinary `generate`.
 
@@ -279,7 +288,18 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             kwargs: the `attention_mask`, (B, T), and what is not used.
 
         Returns: (B, T + new).
+        Raises: ValueError for what is neither greedy nor sampled, or would return more than token ids.
         """
+        if (
+            (generation_config.num_beams or 1) > 1
+            or generation_config.return_dict_in_generate
+            or (generation_config.guidance_scale or 1) != 1
+            or not input_ids.shape[1]
+        ):
+            raise ValueError(
+                "A sliding window writes greedily or by sampling, from input_ids, and returns token ids: leave out "
+                "num_beams, guidance_scale, return_dict_in_generate and inputs_embeds."
+            )
         limit = model.config.max_position_embeddings
         # An argument of this name would be taken from the caller's before the library makes one for all models.
         mask = kwargs.get("attention_mask")

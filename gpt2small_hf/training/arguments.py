@@ -17,7 +17,7 @@ import torch
 from transformers import TrainingArguments, get_scheduler
 
 from gpt2small_hf.data.tokens import PrepareArguments
-from gpt2small_hf.flags import FlagParser, as_flags, laid_over, read_recipe
+from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
 
@@ -73,6 +73,17 @@ class RunArguments:
     parameters_counted: Literal["all", "non_embedding"] = field(
         default="all", metadata={"help": "Which parameters --tokens_per_parameter counts; a tied head counts once."}
     )
+    init_seed: int | None = field(
+        default=None,
+        metadata={
+            "help": "Seed of the initial weights, each drawn by its name: what a setting does not touch starts alike. "
+            "Unset: --seed, which otherwise decides dropout alone; --data_seed decides the order of rows."
+        },
+    )
+    decay: Literal["matrices", "all"] = field(
+        default="matrices",
+        metadata={"help": "What --weight_decay shrinks: matrices and embeddings, or norms and biases too."},
+    )
     max_eval_samples: int | None = field(
         default=None,
         metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
@@ -82,6 +93,12 @@ class RunArguments:
         metadata={
             "help": "CPU threads that PyTorch computes with; unset: one a core. Small models are fastest with one, and "
             "threads that wait for each other come to a crawl on a busy machine."
+        },
+    )
+    print_recipe: bool = field(
+        default=False,
+        metadata={
+            "help": "Print the whole recipe, ready to be saved, and what it changes in the one it extends; no run."
         },
     )
     prompts: list[str] = field(
@@ -94,6 +111,8 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
+        if self.init_seed is not None and not 0 <= self.init_seed < 1 << 32:
+            raise UsageError(f"--init_seed is {self.init_seed}. Give a number from 0 to 2^32 - 1.")
         if self.tokens_per_parameter is not None and not 0 < self.tokens_per_parameter < math.inf:
             raise UsageError(f"--tokens_per_parameter is {self.tokens_per_parameter:g}. Give a number above 0.")
         if not all(prompt.strip() for prompt in self.prompts):
@@ -121,9 +140,7 @@ class TrainerArguments(TrainingArguments):
     warmup_steps: float = field(
         default=0.05, metadata={"help": "Steps of linear warm-up, or below 1 the share of all steps."}
     )
-    weight_decay: float = field(
-        default=0.1, metadata={"help": "AdamW's decay of matrices; norms and biases have none."}
-    )
+    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's decay of what --decay says."})
     adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's memory of squared gradients."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
     logging_steps: float = field(default=10, metadata={"help": "Steps between lines of metrics.jsonl."})
@@ -260,6 +277,48 @@ def parse_with(
     run.output_dir = Path(named) if named else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
     return Arguments(recipe=recipe_path, run=run, data=data, model=model, trainer=trainer), *others
+
+
+# What only the machine of the run can answer: whether it computes in these.
+ANY_PRECISION = ("--bf16", "false", "--fp16", "false", "--tf32", "false")
+
+
+def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
+    """Every setting of ours, and of the Trainer's those that we or the recipe set, as they are in force."""
+    args, *_ = parse_with(words, default_recipe, prog="python train.py", purpose="", in_any_case=ANY_PRECISION)
+    parts = {**vars(args.data), **vars(args.run), **vars(args.model)}
+    settings = read_recipe(args.recipe, ALTERNATIVES)
+    names = [*TrainerArguments.__annotations__, *settings, *sorted(given(words))]
+    trainer = {name: getattr(args.trainer, name) for name in names if hasattr(args.trainer, name)}
+    said, _ = FlagParser(TrainerArguments).parse_known_args([*as_flags(settings), *words])
+    trainer |= {name: getattr(said, name) for name in ("bf16", "fp16", "tf32") if name in trainer}
+    hidden = {"output_dir", "disable_tqdm", "resume_from_checkpoint", "print_recipe", "overwrite"}
+    values = {name: getattr(value, "value", value) for name, value in {**parts, **trainer}.items()}
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in values.items()
+        if name not in hidden and value is not None
+    }
+
+
+def show_recipe(words: list[str], default_recipe: Path) -> str:
+    """A recipe with every setting, as YAML, and below it in comments what it changes in the recipe it extends.
+
+    Raises: as `parse_arguments`.
+    """
+    path = Path(words[0]) if words and not words[0].startswith("-") else default_recipe
+    whole = whole_recipe(words, default_recipe)
+    base = extended(path)
+    other, what = (whole_recipe([str(base)], default_recipe), str(base)) if base else ({}, "")
+    changes = [
+        f"# {name}: {other.get(name, 'unset')} -> {whole.get(name, 'unset')}"
+        for name in dict.fromkeys([*whole, *other])
+        if other.get(name) != whole.get(name)
+    ]
+    text = as_yaml(whole)
+    if base:
+        text += "\n".join(["", f"# {path} changes in {what}:" if changes else f"# {path} is {what}.", *changes, ""])
+    return text
 
 
 def given(words: list[str]) -> set[str]:

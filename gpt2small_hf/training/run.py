@@ -5,6 +5,7 @@ Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.p
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import shlex
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer, set_seed
+from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer
 from transformers.utils import logging
 
 from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
@@ -30,6 +31,7 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
 from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_loss
 from gpt2small_hf.report.tables import console_table, heldout_rows
@@ -72,8 +74,8 @@ def train(args: Arguments) -> RunFolder:
     heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
-    set_seed(args.trainer.seed)
     model = GPT2SmallForCausalLM(config)
+    draw_weights(model, args.trainer.seed if args.run.init_seed is None else args.run.init_seed)
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
@@ -87,6 +89,7 @@ def train(args: Arguments) -> RunFolder:
             train_dataset=rows,
             eval_dataset=heldout,
             processing_class=tokenizer,
+            decay=args.run.decay,
             callbacks=[MetricsLog(run.metrics), progress],
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
@@ -227,6 +230,18 @@ def find_data(args: Arguments) -> Path:
     if args.run.overwrite and args.run.data_dir.resolve().is_relative_to(args.run.output_dir.resolve()):
         raise UsageError(f"{args.run.data_dir} lies in the run folder that --overwrite replaces. Move it out.")
     return args.run.data_dir
+
+
+def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> None:
+    """Draw the initial weights, each module's from a seed of its own, made of `seed` and the module's name.
+
+    So two models that differ in one setting (a bias, a head, a layer more) start with the same weights elsewhere.
+    """
+    for name, module in model.named_modules():
+        if module is model.lm_head and model.config.tie_word_embeddings:
+            continue  # it is the embedding
+        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big"))
+        init_weights(module, model.config)
 
 
 def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[str, Any]) -> None:

@@ -255,6 +255,8 @@ def main() -> None:
     parser.add_argument("--num_threads", type=int, help="threads of PyTorch (default: its own choice)")
     parser.add_argument("--peak_of", choices=("ours", "gpt2"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.pairs < 1:
+        parser.error(f"--pairs is {args.pairs}; give 1 or more")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     if args.num_threads is not None:

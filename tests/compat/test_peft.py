@@ -121,7 +121,12 @@ print((one - two).abs().max().item(), (one - three).abs().max().item())
         (["MODEL", "--text", "absent.txt"], "absent.txt"),
         (["MODEL", "--text", "bad.jsonl"], 'bad.jsonl needs an object with a field "text" on every line'),
         (["MODEL", "--text", "number.jsonl"], 'number.jsonl needs an object with a field "text" on every line'),
-        (["MODEL", "--text", "short.txt"], "too little text"),
+        (["MODEL", "--text", "short.txt"], "The 1 documents found are too little text"),
+        (["MODEL", "--text", "latin.txt"], "latin.txt is not in UTF-8"),
+        (["MODEL", "--max_steps", "0"], "--max_steps is 0. Give 1 or more."),
+        (["MODEL", "--seq_len", "4"], "--seq_len is 4. Give 8 or more."),
+        (["MODEL", "--learning_rate", "-1"], "--learning_rate is -1. Give a number above 0."),
+        (["MODEL", "--output_dir", "done"], "done holds an adapter already"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -129,6 +134,8 @@ def test_bad_input_of_the_example_is_one_line(words, complaint, published, tmp_p
     Path(tmp_path, "bad.jsonl").write_text('{"words": "no field text"}\n')
     Path(tmp_path, "number.jsonl").write_text('{"text": 7}\n')
     Path(tmp_path, "short.txt").write_text("One line.\n")
+    Path(tmp_path, "latin.txt").write_bytes("schön".encode("latin-1"))
+    Path(tmp_path, "done", "adapter").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["finetune_lora.py", *(str(published) if w == "MODEL" else w for w in words)])
     with pytest.raises(SystemExit) as stopped:

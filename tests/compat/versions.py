@@ -34,7 +34,10 @@ def main() -> int:
         results = {}
         for version in args.versions:
             began = time.perf_counter()
-            python = environment((args.environments or Path(place)).absolute() / version, version, args.torch)
+            try:
+                python = environment((args.environments or Path(place)).absolute() / version, version, args.torch)
+            except subprocess.CalledProcessError:  # pip has said why
+                parser.error(f"no environment with transformers {version} and torch {args.torch} could be made")
             installed = time.perf_counter()
             results[version] = check(python, folder, Path(place))
             print(
