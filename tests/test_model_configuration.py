@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+import transformers
 from conftest import tiny_config
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from gpt2small_hf import GPT, GPT2SmallConfig, GPT2SmallForCausalLM, GPT2SmallModel
 
@@ -90,3 +92,18 @@ def test_gpt2s_end_of_text_is_no_token_of_a_smaller_vocabulary():
     small = GPT2SmallConfig(vocab_size=256, eos_token_id=7)
     assert [getattr(small, name) for name in names] == [None, 7, None]
     assert {getattr(GPT2SmallConfig(), name) for name in names} == {50256}
+
+
+def test_the_names_are_ours_alone():
+    # Serving engines look a class up in transformers before they ask the folder for its own.
+    assert GPT2SmallConfig.model_type not in CONFIG_MAPPING_NAMES
+    for entry in GPT2SmallConfig().auto_map.values():
+        assert not hasattr(transformers, entry.split(".")[1])
+
+
+def test_evaluation_gathers_no_cache(tmp_path):
+    model = GPT2SmallForCausalLM(tiny_config())
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(3)]
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, per_device_eval_batch_size=2)
+    predictions = Trainer(model, args).predict(rows).predictions
+    assert predictions.shape == (3, 8, 101)
