@@ -28,6 +28,10 @@ class UsageError(Exception):
     """Something the user can fix. Doors print it as one line (what, why, what to do) and exit with status 2."""
 
 
+class RunStoppedError(Exception):
+    """Training that was stopped because it no longer learns. Doors print it as one line and exit with status 3."""
+
+
 # ---- where things lie -------------------------------------------------------------------------------------------
 
 
@@ -290,13 +294,17 @@ _USERS_TO_MEND = {
 def open_door(main: Callable[[], None]) -> int:
     """Run a command's `main` and turn what a user can fix into one line on stderr.
 
-    Returns: the exit status. 0 done, 2 bad input, 130 interrupted. Other errors keep their traceback.
+    Returns: the exit status. 0 done, 2 bad input, 3 training stopped, 130 interrupted. Other errors keep their
+        traceback.
     """
     try:
         main()
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RunStoppedError as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        return 3
     except OSError as error:  # a folder that may not be written, a full disk: nothing in our code can mend these
         if error.errno not in _USERS_TO_MEND:
             raise

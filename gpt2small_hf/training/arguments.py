@@ -84,6 +84,14 @@ class RunArguments:
         default="matrices",
         metadata={"help": "What --weight_decay shrinks: matrices and embeddings, or norms and biases too."},
     )
+    spike_factor: float = field(
+        default=50.0,
+        metadata={"help": "Skip a step whose gradient norm is above so many medians of the last 128."},
+    )
+    max_bad_steps: int = field(
+        default=20,
+        metadata={"help": "Stop after so many skipped steps in a row: spikes, and losses or gradients not finite."},
+    )
     max_eval_samples: int | None = field(
         default=None,
         metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
@@ -111,6 +119,10 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
+        if self.max_bad_steps < 1:
+            raise UsageError(f"--max_bad_steps is {self.max_bad_steps}. Give 1 or more.")
+        if not self.spike_factor > 1:
+            raise UsageError(f"--spike_factor is {self.spike_factor:g}. Give a number above 1.")
         if self.init_seed is not None and not 0 <= self.init_seed < 1 << 32:
             raise UsageError(f"--init_seed is {self.init_seed}. Give a number from 0 to 2^32 - 1.")
         if self.tokens_per_parameter is not None and not 0 < self.tokens_per_parameter < math.inf:

@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,17 @@ from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_loss
 from gpt2small_hf.report.tables import console_table, heldout_rows
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, append_jsonl, made_by, read_json, whole, write_json
+from gpt2small_hf.runs import (
+    DataFolder,
+    RunFolder,
+    RunStoppedError,
+    UsageError,
+    append_jsonl,
+    made_by,
+    read_json,
+    whole,
+    write_json,
+)
 from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
 from gpt2small_hf.training.budget import steps_for, wanted_tokens
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, duration
@@ -90,6 +101,8 @@ def train(args: Arguments) -> RunFolder:
             eval_dataset=heldout,
             processing_class=tokenizer,
             decay=args.run.decay,
+            spike_factor=args.run.spike_factor,
+            max_bad_steps=args.run.max_bad_steps,
             callbacks=[MetricsLog(run.metrics), progress],
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
@@ -110,6 +123,9 @@ def train(args: Arguments) -> RunFolder:
         trainer.train(resume_from_checkpoint=checkpoint)
     except ImportError as error:  # an optimizer that is not installed
         raise UsageError(" ".join(str(error).split())) from error
+    except RunStoppedError as error:
+        good = next((str(path) for path in whole_checkpoints(run)), None)
+        raise RunStoppedError(f"{error} Last good checkpoint: {good or 'none was saved'}.") from None
     finally:
         progress.close()
     if before is not None:
@@ -130,15 +146,23 @@ def find_checkpoint(run: RunFolder, named: str | None) -> str | None:
     if named is None or named.lower() == "false":
         return None
     if named.lower() == "true":
-        checkpoints = sorted(run.checkpoints.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-        while checkpoints and not is_whole(checkpoints[-1]):
-            print(f"passing over {checkpoints.pop()}: it was not written to its end.", file=sys.stderr)
-        if not checkpoints:
+        checkpoint = next(whole_checkpoints(run), None)
+        if checkpoint is None:
             raise UsageError(f"{run.checkpoints} holds no checkpoint to go on from. Begin again with --overwrite.")
-        return str(checkpoints[-1])
+        return str(checkpoint)
     if not is_whole(Path(named)):
         raise UsageError(f"{named} is not a whole checkpoint (trainer_state.json, model, optimizer and scheduler).")
     return named
+
+
+def whole_checkpoints(run: RunFolder) -> Iterator[Path]:
+    """The run's checkpoints that can be resumed from, newest first; says which ones it passes over."""
+    checkpoints = run.checkpoints.glob("checkpoint-*")
+    for path in sorted(checkpoints, key=lambda path: (len(path.name), path.name), reverse=True):
+        if is_whole(path):
+            yield path
+        else:
+            print(f"passing over {path}: it was not written to its end.", file=sys.stderr)
 
 
 def is_whole(checkpoint: Path) -> bool:
