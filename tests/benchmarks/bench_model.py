@@ -29,11 +29,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 from gpt2small_hf import GPT, GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.training.budget import flops_per_token, peak_flops
 
 NEW_TOKENS = 64
-# Dense bfloat16 FLOPs a second, from NVIDIA's data sheets.
-PEAK_FLOPS = {"A100": 312e12, "H100": 989e12, "H200": 989e12, "B200": 2250e12, "L4": 121e12, "4090": 165e12}
-
 console = Console(stderr=True)
 rows: list[tuple[str, str, str, str, str]] = []
 
@@ -204,7 +202,7 @@ def cuda(n_pairs: int) -> None:
         console.print("cuda: no device, left out")
         return
     device = torch.cuda.get_device_name()
-    peak = next((flops for name, flops in PEAK_FLOPS.items() if name in device), None)
+    peak = peak_flops(device)
     ids = torch.randint(0, 50257, (8, 1024), device="cuda")
     torch.set_float32_matmul_precision("high")
     for attention in ("sdpa", "flash_attention_2"):
@@ -219,11 +217,9 @@ def cuda(n_pairs: int) -> None:
             except (ImportError, ValueError) as error:
                 console.print(f"{name}: left out ({str(error).splitlines()[0]})", highlight=False)
                 continue
-            # 6 FLOPs a parameter of the matrices and token, and attention's 12·L·C·T (PaLM, appendix B).
-            matrices = 12 * 12 * 768**2 + 768 * 50257
             speed = float(rows[-1][1].split()[0].replace(",", ""))
             if peak is not None:
-                mfu = speed * (6 * matrices + 12 * 12 * 768 * 1024) / peak
+                mfu = speed * flops_per_token(GPT2SmallConfig(), seq_len=1024) / peak
                 rows.append((f"  its MFU, of {peak / 1e12:,.0f} TFLOP/s", f"{mfu:.1%}", "", "", ""))
 
 
