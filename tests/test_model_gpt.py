@@ -163,7 +163,8 @@ def test_linear_layers_differentiate_in_every_way_that_pytorchs_do():
         first = torch.autograd.grad(total(leaf), leaf, create_graph=True)[0]
         yield torch.autograd.grad(first.sum(), leaf)[0]
         with torch.autocast("cpu", torch.bfloat16):  # the forward was in float32
-            yield torch.autograd.grad(y.sum(), module.weight)[0]
+            under_autocast = torch.autograd.grad(y.sum(), module.weight)[0]
+        yield under_autocast  # outside: it would stay on in whatever runs between two steps of this generator
 
     for way, (ours, theirs) in enumerate(zip(each_way(layer), each_way(plain), strict=True)):
         torch.testing.assert_close(ours, theirs, msg=lambda text, way=way: f"way {way}: {text}")
