@@ -202,7 +202,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             use_cache: see the base model.
             logits_to_keep: compute only the last so many positions' logits, or those at these indices; 0 means all.
             skip_logits: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
-                ordinary head), the logits of all positions then never exist at once: less than half the memory.
+                ordinary head), the logits of all positions then never exist at once.
             kwargs: `num_items_in_batch` divides the summed loss; the rest goes to the attention function.
 
         Returns: loss (nats per token) if labels are given, logits (B, kept, V) unless skipped, cache, and on request
