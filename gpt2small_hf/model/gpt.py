@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 # Positions whose logits the chunked loss holds at once. PyTorch's own choice for a vocabulary of 50,000 is 16 on a CPU,
-# which takes twice as long; from 512 on the time no longer falls.
+# which makes the loss slower than the usual one.
 ROWS_AT_A_TIME = 512
 
 ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
