@@ -10,7 +10,9 @@ from gpt2small_hf.runs import UsageError, open_door
 COMMANDS = {
     "prepare": "text → token files that train.py reads",
     "plan": "a recipe → what the run takes, and what rules of thumb say of it",
+    "sweep": "a folder of recipes → runs with several seeds, and which changes are larger than their noise",
     "convert": "a GPT-2 of another code base → a folder of ours, or ours → one that needs no remote code",
+    "report": "run folders → a page for each: results, charts, symptoms, how its text became coherent",
 }
 
 HELP = "\n".join(
@@ -37,10 +39,18 @@ def main() -> None:
         from gpt2small_hf.plan import main as plan
 
         plan(words[1:])
+    elif words[0] == "sweep":
+        from gpt2small_hf.sweep import main as sweep
+
+        sweep(words[1:])
     elif words[0] == "convert":
         from gpt2small_hf.convert import main as convert
 
         convert(words[1:])
+    elif words[0] == "report":
+        from gpt2small_hf.report.page import main as report
+
+        report(words[1:])
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."

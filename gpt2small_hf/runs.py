@@ -29,7 +29,15 @@ class UsageError(Exception):
 
 
 class RunStoppedError(Exception):
-    """Training that was stopped because it no longer learns. Doors print it as one line and exit with status 3."""
+    """Training that cannot go on: it no longer learns, or cannot be saved. Doors print one line and exit with 3."""
+
+
+class RunInterruptedError(Exception):
+    """Training that a signal ended, after it was saved. Doors print it as one line and exit with 128 + the signal."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
 
 
 # ---- where things lie -------------------------------------------------------------------------------------------
@@ -57,6 +65,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def samples(self) -> Path:
+        """One JSON object a saved step and prompt: what the model made of it then."""
+        return self.root / "samples.jsonl"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `checkpoint-<step>/`; each loads by itself."""
         return self.root / "checkpoints"
@@ -76,9 +89,14 @@ class RunFolder:
         """Fixed prompts continued by the finished model."""
         return self.root / "evaluation" / "completions.json"
 
+    def chart(self, name: str) -> Path:
+        """A picture: `loss`, `grad_norm`, `learning_rate` or `throughput`."""
+        return self.root / "charts" / f"{name}.png"
+
     @property
-    def loss_chart(self) -> Path:
-        return self.root / "charts" / "loss.png"
+    def report(self) -> Path:
+        """The run to look at: its results, pictures and samples."""
+        return self.root / "report.md"
 
     @property
     def former(self) -> Path:
@@ -119,6 +137,10 @@ class DataFolder:
     def documents(self, split: str) -> Path:
         """Flat little-endian uint64: where each document starts in the split's stream, then the stream's length."""
         return self.root / f"{split}-documents.bin"
+
+    def rows(self, split: str, packing: str, seq_len: int) -> Path:
+        """Which documents make each row: kept once it was worked out, and made again whenever it is gone."""
+        return self.root / f"{split}-{packing}-{seq_len}.npy"
 
     @property
     def lock(self) -> Path:
@@ -204,11 +226,9 @@ def append_jsonl(path: Path, value: dict[str, Any]) -> None:
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read a JSON Lines file. A last line cut off by a killed process is passed over."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    # Not splitlines: in a string JSON may have characters raw that Python takes for ends of lines, U+2028 for one.
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -291,26 +311,43 @@ _USERS_TO_MEND = {
 }
 
 
+def disk_is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk takes no more: of a file, of PyTorch's writer, or of safetensors'."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    words = ("No space left", "File too large", "Disk quota exceeded", "PytorchStreamWriter failed", "unexpected pos")
+    return any(word in str(error) for word in words)
+
+
+def say(line: str) -> None:
+    """One line on stderr, once: where several processes run the same, they end for the same reason."""
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(line, file=sys.stderr)
+
+
 def open_door(main: Callable[[], None]) -> int:
     """Run a command's `main` and turn what a user can fix into one line on stderr.
 
-    Returns: the exit status. 0 done, 2 bad input, 3 training stopped, 130 interrupted. Other errors keep their
-        traceback.
+    Returns: the exit status. 0 done, 2 bad input, 3 training stopped, 128 + n ended by signal n. Other errors keep
+        their traceback.
     """
     try:
         main()
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}")
         return 2
     except RunStoppedError as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        say(f"stopped: {error}")
         return 3
+    except RunInterruptedError as error:
+        say(f"interrupted: {error}")
+        return 128 + error.signal
     except OSError as error:  # a folder that may not be written, a full disk: nothing in our code can mend these
         if error.errno not in _USERS_TO_MEND:
             raise
         print(f"error: {error.filename or 'the disk'}: {error.strerror}. Choose another place.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted.", file=sys.stderr)
+        say("interrupted.")
         return 130
     return 0

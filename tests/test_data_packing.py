@@ -1,9 +1,26 @@
-"""How `data/packing.py` cuts a stream into rows."""
+"""How `data/packing.py` makes rows of a stream and of documents."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.data.packing import count_rows, row_span
+from gpt2small_hf.data.packing import BUFFER_DOCUMENTS, best_fit, count_rows, restarting_positions, row_span
+
+LENGTHS = st.lists(st.integers(1, 60) | st.integers(1, 5), min_size=1, max_size=200)
+
+
+def pieces(lengths: list[int], seq_len: int) -> list[list[tuple[int, int]]]:
+    """For each row that `best_fit` makes, its documents and how many tokens of each."""
+    index = best_fit(np.array(lengths), seq_len).tolist()
+    assert index[index[0] - 1] == len(index)
+    rows = []
+    for row in range(index[0] - 1):
+        room = seq_len
+        rows.append([])
+        for document in index[index[row] : index[row + 1]]:
+            rows[-1].append((document, min(lengths[document], room)))
+            room -= rows[-1][-1][1]
+    return rows
 
 
 @given(n_tokens=st.integers(0, 1000), seq_len=st.integers(1, 50))
@@ -13,3 +30,74 @@ def test_rows_hold_every_token_in_order_but_for_a_last_partial_row(n_tokens: int
     assert all(end - start == seq_len for start, end in spans)
     assert covered == list(range(len(covered)))
     assert 0 <= n_tokens - len(covered) < seq_len
+
+
+# ---- best fit ---------------------------------------------------------------------------------------------------
+
+
+@given(lengths=LENGTHS, seq_len=st.integers(1, 64))
+def test_best_fit_fills_every_row_exactly_and_uses_no_document_twice(lengths: list[int], seq_len: int):
+    rows = pieces(lengths, seq_len)
+    assert all(sum(length for _, length in row) == seq_len for row in rows)
+    assert all(length >= 1 for row in rows for _, length in row)
+    used = [document for row in rows for document, _ in row]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(range(len(lengths)))
+
+
+@given(lengths=LENGTHS, seq_len=st.integers(1, 64))
+def test_best_fit_crops_only_the_last_document_of_a_row(lengths: list[int], seq_len: int):
+    for row in pieces(lengths, seq_len):
+        assert all(length == lengths[document] for document, length in row[:-1])
+
+
+@given(lengths=LENGTHS, seq_len=st.integers(1, 64))
+def test_best_fit_leaves_out_less_than_a_row_of_whole_documents(lengths: list[int], seq_len: int):
+    used = {document for row in pieces(lengths, seq_len) for document, _ in row}
+    assert sum(length for document, length in enumerate(lengths) if document not in used) < seq_len
+    assert len(used) > 0 or sum(lengths) < seq_len
+
+
+@given(lengths=LENGTHS, seq_len=st.integers(1, 64))
+def test_best_fit_takes_the_longest_that_fits_or_crops_the_shortest(lengths: list[int], seq_len: int):
+    waiting = dict(enumerate(lengths))  # fewer than the buffer holds
+    assert len(waiting) <= BUFFER_DOCUMENTS
+    for row in pieces(lengths, seq_len):
+        room = seq_len
+        for document, length in row:
+            fitting = {other: min(n, seq_len) for other, n in waiting.items() if min(n, seq_len) <= room}
+            if fitting:
+                longest = max(fitting.values())
+                assert document == min(other for other, n in fitting.items() if n == longest)
+            else:
+                assert lengths[document] == min(waiting.values())
+            room -= length
+            del waiting[document]
+
+
+def test_best_fit_looks_no_further_ahead_than_its_buffer():
+    lengths = [3] * BUFFER_DOCUMENTS + [2, 3]
+    assert pieces(lengths, 5)[0] == [(0, 3), (BUFFER_DOCUMENTS, 2)]  # the first taken lets it in
+    assert pieces([3, *lengths], 5)[0] == [(0, 3), (BUFFER_DOCUMENTS, 2)]  # cropped
+
+
+def test_best_fit_of_documents_that_fit_together_loses_nothing():
+    assert pieces([4, 9, 6, 1, 10], 10) == [[(4, 10)], [(1, 9), (3, 1)], [(2, 6), (0, 4)]]
+
+
+# ---- positions --------------------------------------------------------------------------------------------------
+
+
+def test_positions_start_again_at_each_end_of_text():
+    row = np.array([7, 8, 0, 5, 0, 0, 6, 6])
+    assert restarting_positions(row, 0).tolist() == [0, 1, 0, 1, 0, 0, 1, 2]
+
+
+@given(row=st.lists(st.integers(0, 3), min_size=1, max_size=50))
+def test_positions_count_from_the_last_end_of_text_on(row: list[int]):
+    positions = restarting_positions(np.array(row), 0)
+    assert positions.dtype == np.int64
+    for place, position in enumerate(positions):
+        since = row[place - position : place + 1]
+        assert 0 not in since[1:]
+        assert since[0] == 0 or position == place

@@ -10,7 +10,17 @@ from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.runs import UsageError, append_jsonl, made_by, open_door, read_json, read_jsonl, whole, write_json
+from gpt2small_hf.runs import (
+    UsageError,
+    append_jsonl,
+    made_by,
+    open_door,
+    read_json,
+    read_jsonl,
+    whole,
+    write_json,
+    write_jsonl,
+)
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -109,3 +119,13 @@ def test_without_a_command_the_commands_are_listed():
     done = subprocess.run([sys.executable, "-m", "gpt2small_hf"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "prepare" in done.stdout
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
+    path = tmp_path_factory.mktemp("jsonl") / "rows.jsonl"
+    rows = [{"text": text} for text in [*texts, "next line \x85, line separator \u2028"]]
+    write_jsonl(path, rows)
+    with path.open("ab") as file:
+        file.write(b'{"text": "cut of' + b"\xe2\x80")  # within a character
+    assert read_jsonl(path) == rows

@@ -15,7 +15,7 @@ from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments, pipeline
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256
+from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, read_json, read_jsonl, sha256
 from gpt2small_hf.training.run import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
@@ -40,7 +40,7 @@ def test_a_run_leaves_every_file_it_promises(tiny_run):
     } <= found
     assert not [name for name in found if name.endswith(".tmp")]
     assert {"checkpoint-10", "checkpoint-20"} == {path.name for path in tiny_run.checkpoints.iterdir()}
-    assert tiny_run.loss_chart.read_bytes()[:4] == b"\x89PNG"
+    assert tiny_run.chart("loss").read_bytes()[:4] == b"\x89PNG"
 
 
 def test_training_lowers_the_held_out_loss_and_the_file_says_on_which_rows(tiny_run):
@@ -120,26 +120,13 @@ def test_two_runs_with_one_seed_are_equal_to_the_bit_and_another_seed_differs(ti
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_and_logs_each_step_once(tiny_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = tiny_words(tmp_path, tmp_path / "run")
-    run = run_train(words)
-    # As a kill after the first checkpoint leaves it: no results, and log lines past the checkpoint.
-    run.heldout.unlink()
-    subprocess.run(["rm", "-r", run.model, run.checkpoints / "checkpoint-20"], check=True)
-    with pytest.raises(UsageError, match=r"did not finish.*--resume_from_checkpoint true"):
-        run_train(words)
-    run_train([*words, "--resume_from_checkpoint", "true"])
-    assert sha256(run.model / "model.safetensors") == sha256(tiny_run.model / "model.safetensors")
-    assert [row["step"] for row in read_jsonl(run.metrics) if "loss" in row] == [5, 10, 15, 20]
-
-
 def test_a_finished_run_is_never_lost(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sha256(tiny_run.model / "model.safetensors")
     words = tiny_words(tmp_path, tiny_run.root)
-    with pytest.raises(UsageError, match=r"holds a finished run.*--overwrite"):
-        run_train(words)
+    run_train(words)
+    with pytest.raises(UsageError, match=r"other settings: seed: 42 -> 7\. .*--overwrite"):
+        run_train([*words, "--seed", "7"])
     with pytest.raises(UsageError, match="multiple of num_attention_heads"):  # found out before the old run is removed
         run_train([*words, "--overwrite", "--hidden_size", "17"])
     assert sha256(tiny_run.model / "model.safetensors") == before
@@ -167,8 +154,10 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
         (["--data_dir", "nowhere", "--text", "x.txt"], "--data_dir and --text exclude each other"),
         (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
-        (["--resume_from_checkpoint", "true"], "holds no checkpoint to go on from"),
-        (["--resume_from_checkpoint", "nowhere"], "nowhere is not a whole checkpoint"),
+        (["--resume", "nowhere"], "nowhere is not a whole checkpoint"),
+        (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is --resume here"),
+        (["--auto_find_batch_size"], "--find_batch_size keeps them"),
+        (["--branch_from", "nowhere"], "nowhere is not a whole checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, words, message):
@@ -188,12 +177,13 @@ def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     assert done.returncode == 0, done.stderr
     *_, wrote, following = done.stdout.splitlines()
     assert wrote.endswith(f"wrote {tmp_path / 'run'}")
-    assert following.startswith("next: python ")
+    assert following == f"next: python -m gpt2small_hf report {tmp_path / 'run'}"
     # ... and that command works.
     words = shlex.split(following.removeprefix("next: "))
     spoken = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
     assert spoken.returncode == 0, spoken.stderr
-    assert spoken.stdout.startswith("The")
+    assert "held-out loss  sampled" in spoken.stdout
+    assert spoken.stdout.splitlines()[-1].startswith("next: python ")
 
 
 def test_a_mistake_on_the_command_line_is_one_line_and_status_two(tmp_path):
@@ -226,46 +216,13 @@ def test_real_books_train_well_below_the_unigram_loss_and_twice_to_the_same_weig
     assert hashes[0] == hashes[1]
 
 
-def test_resuming_passes_over_a_checkpoint_that_a_kill_cut_short(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    words = tiny_words(tmp_path, tmp_path / "run")
-    run = run_train(words)
-    whole = sha256(run.model / "model.safetensors")
-    run.heldout.unlink()
-    newest = run.checkpoints / "checkpoint-20"
-    for cut in ("trainer_state.json", "optimizer.pt", "model.safetensors"):
-        path = newest / cut
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-        run_train([*words, "--resume_from_checkpoint", "true"])
-        assert "passing over" in capsys.readouterr().err
-        assert sha256(run.model / "model.safetensors") == whole
-        run.heldout.unlink()
-
-
-def test_a_run_goes_on_only_with_its_own_text_and_model_and_only_while_steps_are_left(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = tiny_words(tmp_path, tmp_path / "run")
-    run = run_train(words)
-    files = {path: sha256(path) for path in run.root.rglob("*") if path.is_file()}
-    (tmp_path / "other.txt").write_text("Quite another text. " * 200)
-    for change, message in [
-        ([], "nothing is left of 20 steps"),
-        (["--text", "other.txt"], "was begun with other text"),
-        (["--max_steps", "30", "--hidden_size", "32"], r"was begun with another model \(they differ in .*hidden_size"),
-        (["--overwrite"], "Leave one out"),
-    ]:
-        with pytest.raises(UsageError, match=message):
-            run_train([*words, "--resume_from_checkpoint", "true", *change])
-    assert {path: sha256(path) for path in run.root.rglob("*") if path.is_file()} == files
-
-
 def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     run = run_train([*words, "--max_steps", "2", "--eval_strategy", "no"])
     before = sha256(run.model / "model.safetensors")
     for _ in range(2):  # the second failure is of a run over one that failed
-        with pytest.raises(UsageError, match="loss is not finite"):
+        with pytest.raises(RunStoppedError, match="loss is not finite"):
             run_train(
                 [*words, "--overwrite", "--learning_rate", "1e30", "--max_grad_norm", "0", "--eval_strategy", "no"]
             )

@@ -3,6 +3,7 @@
 import math
 import multiprocessing
 import os
+import time
 
 import numpy as np
 import pytest
@@ -24,9 +25,11 @@ def make(kind, place, **changes):
     torch.manual_seed(0)
     settings = {"max_steps": 40, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
     settings |= {"learning_rate": 1e-2, "logging_nan_inf_filter": False, "save_strategy": "no", "use_cpu": True}
-    own = {name: changes.pop(name) for name in ("spike_factor", "max_bad_steps") if name in changes}
+    names = ("spike_factor", "max_bad_steps", "flops_per_token", "peak_flops")
+    own = {name: changes.pop(name) for name in names if name in changes}
+    settings |= {"report_to": "none"}
     args = TrainingArguments(
-        output_dir=str(place), report_to="none", disable_tqdm=True, dataloader_pin_memory=False, **(settings | changes)
+        output_dir=str(place), disable_tqdm=True, dataloader_pin_memory=False, **(settings | changes)
     )
     return kind(GPT2SmallForCausalLM(tiny_config()), args, train_dataset=ROWS, **own)
 
@@ -152,3 +155,27 @@ def test_one_ranks_bad_step_is_skipped_by_all_and_their_weights_stay_equal(tmp_p
     assert (answers[0][1] == answers[1][1]).all()
     assert np.isfinite(answers[0][1]).all()
     assert 1 < answers[0][2] < 5
+
+
+class SlowRows(list):
+    """Rows that take a while to fetch."""
+
+    def __getitem__(self, row):
+        time.sleep(0.005)
+        return super().__getitem__(row)
+
+
+def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited(tmp_path):
+    trainer = make(LanguageModelTrainer, tmp_path, logging_steps=4, flops_per_token=1e6, peak_flops=1e12)
+    trainer.train()
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert [row["num_input_tokens_seen"] for row in rows] == [step * 2 * 2 * 8 for step in range(4, 41, 4)]
+    assert all(row["mfu"] == pytest.approx(row["tokens_per_second"] * 1e-6) for row in rows)
+    assert all(0 < row["memory_gib"] < 64 for row in rows)
+    assert all(0 <= row["data_wait"] < 1 for row in rows)
+    assert {"mfu"} & trainer.state.log_history[-1].keys() == set()  # the end is no interval
+    slow = make(LanguageModelTrainer, tmp_path, logging_steps=4, max_steps=8)
+    slow.train_dataset = SlowRows(ROWS)
+    slow.train()
+    assert slow.state.log_history[-2]["data_wait"] > 2 * max(row["data_wait"] for row in rows)
+    assert "mfu" not in slow.state.log_history[0]  # the device's peak is not known

@@ -5,24 +5,54 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpt2small_hf.data.packing import count_rows, row_span
-from gpt2small_hf.runs import DataFolder, UsageError, read_json
+from gpt2small_hf.data.packing import (
+    BEST_FIT_VERSION,
+    PACKINGS,
+    best_fit,
+    count_rows,
+    restarting_positions,
+    row_span,
+)
+from gpt2small_hf.data.shards import OFFSET
+from gpt2small_hf.runs import DataFolder, UsageError, read_json, whole
+
+DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
 
 
 class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
-    """Rows of `seq_len` tokens cut from one split's token stream. Nothing is read before a row is asked for."""
+    """Rows of `seq_len` tokens made from one split's token stream. No token is read before a row is asked for.
 
-    def __init__(self, folder: Path, split: str, seq_len: int, *, max_rows: int | None = None) -> None:
+    `packing` says how:
+    - `stream`: the stream cut every `seq_len` tokens, as the reference series does; a row may begin inside a document.
+    - `bos_bestfit`: every row begins with a document, and each document in it with the end-of-text token that stands
+      before it in the stream (before the first one it is put there), GPT-2's BOS. `packing.best_fit` chooses them.
+      Long documents lose all that is past one row: see `cropped_share`.
+    - `isolate`: the rows of `stream`, whose documents do not see each other: `position_ids` start again at 0 at each
+      end-of-text token, and the model keeps apart what they part. That token is still predicted from its own document,
+      and a document's first token from it alone; no label is masked.
+
+    Held-out rows are always made with `stream`, however the training rows are: runs are compared on the same rows.
+    """
+
+    def __init__(
+        self, folder: Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
+    ) -> None:
         """Open a split; of its rows, only the first `max_rows` if given.
 
-        Raises: UsageError if the folder is not a whole prepared set, has no such split, or not one row of it.
+        The first `bos_bestfit` rows of a length take a second or so a million documents; they are kept in the folder.
+
+        Raises: UsageError if the folder is not a whole prepared set, has no such split, or not one row of it, and for
+            an unknown packing.
         """
+        if packing not in PACKINGS:
+            raise UsageError(f"there is no packing {packing!r}. Set --packing to one of {', '.join(PACKINGS)}.")
         meta = read_meta(folder)
         check_whole(folder, meta)
         if split not in meta["splits"]:
@@ -32,48 +62,79 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             )
         counts = meta["splits"][split]
         self.seq_len = seq_len
+        self.packing = packing
+        self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
         self.bytes_per_token: float = counts["bytes"] / counts["tokens"]
         self.paths = [Path(folder) / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-        self.shards: list[np.ndarray] = []
-        self.open()
         self.n_rows = count_rows(self.n_tokens, seq_len)
         if not self.n_rows:
             raise UsageError(
                 f"the {split} split of {folder} has {self.n_tokens:,} tokens, less than one row of {seq_len:,}. "
                 f"Lower --seq_len to {self.n_tokens:,} or less, or prepare more text."
             )
+        self.index: np.ndarray | None = None
+        if packing == "bos_bestfit":
+            self.documents_path = DataFolder(Path(folder)).documents(split)
+            self.index_path = DataFolder(Path(folder)).rows(split, packing, seq_len)
+            self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
+            self.n_rows = int(self.index[0]) - 1
+        self.cropped_share: float = 1 - self.n_rows * seq_len / self.n_tokens
+        """Share of the split's tokens that is in no row, whatever `max_rows`; a last partial row counts among them."""
         if max_rows is not None:
             self.n_rows = min(self.n_rows, max_rows)
+        self.open()
 
     def open(self) -> None:
         """Map the files. Done again in every worker process: a map does not travel, its path does."""
         self.shards = [np.memmap(path, self.dtype, "r") for path in self.paths]
         self.first_tokens = np.cumsum([0, *map(len, self.shards)])
+        if self.packing == "bos_bestfit":
+            self.documents = np.memmap(self.documents_path, OFFSET, "r")
+            if self.index is None:
+                self.index = np.load(self.index_path, mmap_mode="r")[:-1]
 
     def __len__(self) -> int:
         return self.n_rows
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-        """Row number `row`: {"input_ids": int64, shape (seq_len,)}."""
+        """Row number `row`: {"input_ids": int64, shape (seq_len,)}; with `isolate`, `position_ids` like it."""
         if not -len(self) <= row < len(self):
             raise IndexError(f"row {row} of {len(self)}")
-        return {"input_ids": self.tokens(*row_span(row % len(self), self.seq_len))}
+        row %= len(self)
+        if self.index is not None:
+            return {"input_ids": self._from_documents(self.index[self.index[row] : self.index[row + 1]])}
+        input_ids = self.tokens(*row_span(row, self.seq_len))
+        if self.packing == "isolate":
+            return {"input_ids": input_ids, "position_ids": restarting_positions(input_ids, self.eos_id)}
+        return {"input_ids": input_ids}
+
+    def _from_documents(self, documents: np.ndarray) -> np.ndarray:
+        """The row of these documents: an end-of-text token before each, the last one cropped to what is left."""
+        row = np.full(self.seq_len, self.eos_id, np.int64)
+        at = 0
+        for document in documents:
+            start, end = map(int, self.documents[document : document + 2])  # its own end-of-text token is the last
+            length = min(end - start, self.seq_len - at)
+            row[at + 1 : at + length] = self.tokens(start, start + length - 1)
+            at += length
+        return row
 
     def tokens(self, start: int, end: int) -> np.ndarray:
-        """Tokens of the stream from `start` up to `end`, int64. They may lie across files."""
-        parts = []
+        """Tokens of the split's stream from `start` up to `end`, int64, whatever the packing; across files too."""
+        parts: list[np.ndarray] = [np.empty(0, np.int64)]
         shard = int(np.searchsorted(self.first_tokens, start, side="right")) - 1
         while start < end:
             offset = start - int(self.first_tokens[shard])
             parts.append(self.shards[shard][offset : offset + end - start])
             start += len(parts[-1])
             shard += 1
-        return np.concatenate(parts).astype(np.int64)
+        return np.concatenate(parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"shards": []}
+        index = None if isinstance(self.index, np.memmap) else self.index  # one that is in no file has to travel
+        return self.__dict__ | {"shards": [], "documents": None, "index": index}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -81,9 +142,65 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
 
 
 def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts."""
-    input_ids = torch.from_numpy(np.stack([row["input_ids"] for row in rows]))
-    return {"input_ids": input_ids, "labels": input_ids.clone()}
+    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
+
+    `position_ids` are there if the rows have them.
+    """
+    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+    return batch | {"labels": batch["input_ids"].clone()}
+
+
+# ---- rows of whole documents ------------------------------------------------------------------------------------
+
+
+def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
+    """Find the rows of `packing.best_fit` in the file at `path`, or make them and keep them there.
+
+    The file's last number is a checksum of the others and of all they were made from: a damaged file, and one made
+    from other documents or by another version, is made again.
+
+    `documents`: where each starts in the stream, then the stream's length.
+
+    Returns: what `best_fit` returns, memory-mapped; in memory where the file cannot be written.
+    """
+    made_from = zlib.crc32(documents.data, zlib.crc32(f"{BEST_FIT_VERSION} {seq_len}".encode()))
+    if (found := read_index(path, made_from)) is not None:
+        return found
+    index = best_fit(np.diff(documents), seq_len).astype("<i8")
+    try:
+        with whole(path) as temporary, temporary.open("wb") as file:
+            np.save(file, np.append(index, zlib.crc32(index.data, made_from)))
+    except OSError:  # a folder of someone else, a full disk
+        return index
+    kept = read_index(path, made_from)
+    return index if kept is None else kept
+
+
+def read_index(path: Path, made_from: int) -> np.ndarray | None:
+    """The rows in the file at `path`, memory-mapped, if it is whole and was made from that."""
+    try:
+        saved = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):  # absent, no array, cut off
+        return None
+    if saved.ndim == 1 and saved.dtype == "<i8" and len(saved) and saved[-1] == zlib.crc32(saved[:-1].data, made_from):
+        return saved[:-1]
+    return None
+
+
+def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
+    """Where each document of a split starts in its stream, then the stream's length: uint64, memory-mapped.
+
+    Raises: UsageError if the file does not fit what meta.json says of the split.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    if size == (counts["documents"] + 1) * OFFSET.itemsize:
+        documents = np.memmap(path, OFFSET, "r")
+        if documents[0] == 0 and documents[-1] == counts["tokens"] and (documents[1:] > documents[:-1]).all():
+            return documents
+    raise UsageError(f"{path} does not say where the {counts['documents']:,} documents start. {DAMAGED}")
+
+
+# ---- the prepared folder --------------------------------------------------------------------------------------------
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -108,18 +225,17 @@ def check_whole(folder: Path, meta: dict[str, Any]) -> None:
 
     Raises: UsageError naming the first that is not.
     """
-    damaged = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
     width = np.dtype(meta["dtype"]).itemsize
     for split, counts in meta["splits"].items():
         paths = [Path(folder) / name for name in counts["files"]]
         missing = [path for path in paths if not path.is_file()]
         if missing:
-            raise UsageError(f"{missing[0]} is missing. {damaged}")
+            raise UsageError(f"{missing[0]} is missing. {DAMAGED}")
         found = sum(path.stat().st_size for path in paths) // width
         if found != counts["tokens"]:
             raise UsageError(
-                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {damaged}"
+                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {DAMAGED}"
             )
     tokenizer = DataFolder(Path(folder)).tokenizer
     if not (tokenizer / "tokenizer.json").is_file():
-        raise UsageError(f"{tokenizer} holds no tokenizer.json. {damaged}")
+        raise UsageError(f"{tokenizer} holds no tokenizer.json. {DAMAGED}")

@@ -5,6 +5,16 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left, insort
+from itertools import islice
+
+import numpy as np
+
+PACKINGS = ("stream", "bos_bestfit", "isolate")
+BUFFER_DOCUMENTS = 1024
+BEST_FIT_VERSION = 1  # goes up when `best_fit` would give other rows
+
 
 def count_rows(n_tokens: int, seq_len: int) -> int:
     """Rows cut from a stream of `n_tokens`. The last partial row is dropped."""
@@ -14,3 +24,47 @@ def count_rows(n_tokens: int, seq_len: int) -> int:
 def row_span(row: int, seq_len: int) -> tuple[int, int]:
     """Where row number `row` starts and ends in the stream."""
     return row * seq_len, (row + 1) * seq_len
+
+
+def restarting_positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
+    """Positions that start again at 0 at each `eos_id`, which begins the document after it.
+
+    Returns: int64, shape of `tokens` (one row). What stands before the first `eos_id` starts at 0 too.
+    """
+    places = np.arange(len(tokens))
+    return places - np.maximum.accumulate(np.where(tokens == eos_id, places, 0))
+
+
+def best_fit(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+    """Fill rows of exactly `seq_len` tokens with whole documents where they fit, and with beginnings where none does.
+
+    A row takes, of the next BUFFER_DOCUMENTS documents, always the longest that fits the room left; when none does, the
+    shortest, cropped to that room: it loses least. A document longer than a row counts as one of `seq_len` tokens, as
+    it can fill no more than that. What is cropped is in no row, nor are the documents of a last row that is not full.
+    No document is used twice. Of equally long ones the earlier is placed, or the later cropped.
+
+    `lengths`: tokens of each document, 1 or more, in the order of the stream.
+
+    Returns: int64, flat. Row r is made of the documents whose numbers stand at `index[index[r] : index[r + 1]]`; there
+        are `index[0] - 1` rows. All but the last of them are whole; the last is cropped to what the row has room for.
+    """
+    # One integer a document, so that a plain sorted list serves: by length, then the later documents.
+    shift = len(lengths).bit_length()
+    latest = len(lengths) - 1
+    keys = (np.minimum(lengths, seq_len).astype(np.int64) << shift) + np.arange(latest, -1, -1)
+    upcoming = iter(keys.data)
+    buffer = sorted(islice(upcoming, BUFFER_DOCUMENTS))
+    placed, ends = array("q"), array("q", [0])
+    room = seq_len
+    while buffer:
+        n_fitting = bisect_left(buffer, (room + 1) << shift)
+        key = buffer.pop(max(n_fitting - 1, 0))
+        placed.append(key)
+        room -= min(room, key >> shift)
+        if not room:
+            ends.append(len(placed))
+            room = seq_len
+        if (key := next(upcoming, None)) is not None:
+            insort(buffer, key)
+    documents = latest - (np.array(placed[: ends[-1]], np.int64) & ((1 << shift) - 1))
+    return np.concatenate([np.array(ends, np.int64) + len(ends), documents])

@@ -48,5 +48,7 @@ def complete(
 
 
 def _continue(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, **how: Any) -> str:
+    # A model that has come apart may give NaN: that is to be seen in what it writes, and not to end a run.
+    how["remove_invalid_values"] = True
     whole = model.generate(ids, attention_mask=torch.ones_like(ids), **how)  # pyright: ignore[reportCallIssue]
     return str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))

@@ -32,7 +32,8 @@ def heldout_losses(model: torch.nn.Module, rows: TokenDataset, *, batch_size: in
     model.eval()
     device = next(model.parameters()).device
     console = Console(stderr=True)
-    batches = DataLoader(rows, batch_size=batch_size, collate_fn=collate)
+    # A loader draws a seed for its workers: from a generator of its own, or what is trained next would be otherwise.
+    batches = DataLoader(rows, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
     losses = []
     with torch.no_grad():
         for batch in track(batches, "held-out rows", console=console, transient=True, disable=not console.is_terminal):

@@ -45,6 +45,14 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": GPT2SmallDecoderLayer, "attentions": Attention}
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # PyTorch's fully_shard swaps a model's class for one that it derives in a module of its own, and the library
+        # saves the code of the module that a class says it is from: let it say ours.
+        if cls.__module__.startswith("torch."):
+            ours = next(base for base in cls.__mro__[1:] if issubclass(base, GPT2SmallPreTrainedModel))
+            cls.__module__, cls.__name__, cls.__qualname__ = ours.__module__, ours.__name__, ours.__qualname__
+
     def _init_weights(self, module: nn.Module) -> None:
         init_weights(module, self.config)
 

@@ -1,41 +1,388 @@
-"""Metrics on disk → pictures. Reads files, needs no PyTorch."""
+"""Metrics on disk → pictures. Reads files, needs no PyTorch.
+
+A picture stays readable when its run does not go well: a spike is cut off and marked at the upper edge, a value that
+was not finite leaves a gap and a mark, and any number of rows is drawn as a few hundred points with their extremes.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gpt2small_hf.runs import read_jsonl, whole
+from gpt2small_hf.runs import RunFolder, read_json, read_jsonl, whole
+
+MOST_POINTS = 600
+"""Of a line: more would share pixels."""
+# Told apart with every kind of colour vision (Okabe and Ito, 2008), and by line or marker as well.
+MAIN, SECOND, LIMIT, BAD, FAINT, GREY = "#0072B2", "#56B4E9", "#B0552F", "#D55E00", "#BBD6E8", "#666666"
+
+BOUNDLESS = 1e30
+"""From here on a number is as good as infinite, and axes fail."""
+NOTHING = np.array([])
+PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g}%")
+
+Rows = list[dict[str, Any]]
 
 
-def draw_loss(metrics: Path, chart: Path, *, title: str, unigram: float | None = None) -> None:
-    """Draw training and held-out loss, in nats per token, against steps.
+def draw_charts(run: RunFolder) -> list[Path]:
+    """Draw loss, gradient norm, learning rate and throughput against steps: `charts/*.png`, 960 x 540 pixels.
 
-    Args:
-        metrics: `metrics.jsonl` of the run.
-        chart: the PNG to write.
-        title: what the run is.
-        unigram: loss of the best guess that ignores context, drawn as a line to beat.
+    Reads the metrics; what the run is from `resolved.json`, and the unigram loss from `heldout.json`, where they exist.
+
+    Returns: the pictures drawn. There is none of what was not logged.
     """
-    rows = read_jsonl(metrics)
-    train = [(row["step"], row["loss"]) for row in rows if row.get("loss") is not None]
-    heldout = [(row["step"], row["eval_loss"]) for row in rows if row.get("eval_loss") is not None]
+    rows = sorted(read_jsonl(run.metrics), key=lambda row: row["step"]) if run.metrics.exists() else []
+    resolved = read_json(run.resolved) if run.resolved.exists() else {}
+    measured = read_json(run.heldout) if run.heldout.exists() else {}
+    figures = {
+        "loss": loss_figure(rows, resolved.get("model", {}).get("vocab_size"), measured.get("unigram", {}).get("loss")),
+        "grad_norm": grad_norm_figure(rows, resolved.get("trainer", {}).get("max_grad_norm")),
+        "learning_rate": learning_rate_figure(rows),
+        "throughput": throughput_figure(rows),
+    }
+    drawn = []
+    for name, figure in figures.items():
+        if figure is not None:
+            _finish(figure, run, resolved, rows[-1]["step"])
+            with whole(run.chart(name)) as temporary:
+                figure.savefig(temporary, format="png")
+            drawn.append(run.chart(name))
+    return drawn
 
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # no pyplot: no window system, no global state
+
+# ---- what is drawn ----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Band:
+    """A line with its extremes; all of shape (points,). NaN breaks the line."""
+
+    steps: np.ndarray
+    low: np.ndarray
+    mean: np.ndarray
+    high: np.ndarray
+
+
+def values(rows: Rows, *names: str) -> np.ndarray:
+    """For each row the first of `names` that is a finite number in it, below 1e30; NaN where none is.
+
+    Returns: float64, shape (rows,).
+    """
+    found = np.full(len(rows), np.nan)
+    for name in names:
+        column = np.array([row.get(name) for row in rows], dtype=float)  # null and absent become NaN
+        found = np.where(np.isnan(found) & (np.abs(column) < BOUNDLESS), column, found)
+    return found
+
+
+def band(steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray, most: int = MOST_POINTS) -> Band:
+    """Lines of any length → at most `most` points, each the extremes and the mean of a stretch of steps.
+
+    The line is broken where rows are missing: where the way to the next step is over four times that on either side.
+    """
+    if len(steps) > most:
+        stretch = (steps - steps[0]) * most // (steps[-1] - steps[0] + 1)
+        starts = np.flatnonzero(np.diff(stretch, prepend=-1))
+        known = np.add.reduceat(np.isfinite(mean).astype(float), starts)
+        total = np.add.reduceat(np.nan_to_num(mean), starts)
+        steps, low, high = steps[starts], np.fmin.reduceat(low, starts), np.fmax.reduceat(high, starts)
+        mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
+    way = np.diff(steps)
+    breaks = np.flatnonzero(way[1:-1] > 4 * np.maximum(way[:-2], way[2:])) + 2
+    return Band(
+        np.insert(steps.astype(float), breaks, steps[breaks] - 1),
+        *(np.insert(line, breaks, np.nan) for line in (low, mean, high)),
+    )
+
+
+def best(steps: np.ndarray, losses: np.ndarray) -> tuple[int, float] | None:
+    """The step with the lowest loss, the first of equals, and that loss; None if none is finite."""
+    if not np.isfinite(losses).any():
+        return None
+    at = int(np.nanargmin(losses))
+    return int(steps[at]), float(losses[at])
+
+
+def robust_top(found: np.ndarray, keep: np.ndarray = NOTHING, ceiling: float = math.inf) -> float:
+    """Where to cut an axis so that spikes do not squash the rest.
+
+    The highest of `found` that lies at most half the range from its 2nd to its 98th percentile above that range, or of
+    `keep`; but what lies above `ceiling` counts only if everything does.
+    """
+    found = found[np.isfinite(found)]
+    usual = found[found <= ceiling] if (found <= ceiling).any() else found
+    low, high = np.percentile(usual, [2, 98])
+    return float(max([usual[usual <= high + (high - low) / 2].max(), *keep[keep <= ceiling]]))
+
+
+def new_skips(rows: Rows) -> list[tuple[int, dict[str, int]]]:
+    """Steps at which the counts `skipped_*` grew, and by how much for each kind; a resumed run counts from 0 again."""
+    names = sorted(name for name in set().union(*rows) if name.startswith("skipped_"))
+    grown, last = [], {}
+    for row in rows if names else []:
+        now = {name.removeprefix("skipped_"): row[name] for name in names if name in row}
+        if not now:
+            continue
+        more = {kind: n - last.get(kind, 0) if n >= last.get(kind, 0) else n for kind, n in now.items()}
+        last = now
+        if any(more.values()):
+            grown.append((row["step"], {kind: n for kind, n in more.items() if n}))
+    return grown
+
+
+def describe(resolved: dict[str, Any]) -> str:
+    """What a run is, in a few words, from its `resolved.json`."""
+    if not resolved:
+        return ""
+    model, recipe = resolved["model"], recipe_name(resolved)
+    seq_len = resolved["run"].get("seq_len") or model["max_position_embeddings"]
+    return " · ".join(
+        [
+            *([f"recipe {recipe}"] if recipe else []),
+            f"{model['num_hidden_layers']} layers, {model['hidden_size']:,} wide, rows of {seq_len:,} tokens",
+            f"data {Path(resolved['data']['folder']).name}",
+        ]
+    )
+
+
+def recipe_name(resolved: dict[str, Any]) -> str | None:
+    """File name of the recipe, the one input on record."""
+    return next((Path(path).name for path in resolved["made_by"]["inputs"]), None)
+
+
+# ---- the pictures -----------------------------------------------------------------------------------------------
+
+
+def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None = None) -> Figure | None:
+    """Training loss with its extremes, held-out loss with the best of it, and the unigram loss. None without losses."""
+    train, held = _train(rows), [row for row in rows if "eval_loss" in row]
+    if not train and not held:
+        return None
+    figure = _figure()
     axes = figure.add_subplot()
-    if train:
-        axes.plot(*zip(*train, strict=True), color="#9db8d9", linewidth=1, label="training")
-    if heldout:
-        axes.plot(*zip(*heldout, strict=True), color="#1f4e8c", linewidth=2, marker="o", markersize=4, label="held-out")
-        step, loss = heldout[-1]
-        axes.annotate(f"{loss:.3f}", (step, loss), textcoords="offset points", xytext=(-4, 8), ha="right")
+    steps, mean = values(train, "step"), values(train, "loss")
+    line = band(steps, values(train, "loss_min", "loss"), mean, values(train, "loss_max", "loss"))
+    held_steps, held_losses = values(held, "step"), values(held, "eval_loss")
+
+    shown = np.concatenate([line.low, line.mean, line.high, held_losses])
+    top = math.inf
+    if np.isfinite(shown).any():
+        # A model that knows nothing loses ln(vocabulary): what lies far above that is a spike wherever it stands.
+        ceiling = 1.3 * math.log(vocab_size) if vocab_size else math.inf
+        top, bottom = robust_top(shown, np.concatenate([held_losses, mean[:1]]), ceiling), float(np.nanmin(shown))
+        room = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.5
+        top += room
+        axes.set_ylim(bottom - room, top)
+    if len(train):
+        _plot_band(axes, line, "training", "training, lowest to highest")
+    if len(held):
+        marker = "o" if len(held) <= 50 else ""
+        axes.plot(
+            held_steps, held_losses, color=MAIN, linewidth=2, marker=marker, markersize=4, label="held-out", zorder=4
+        )
+    if (found := best(held_steps, held_losses)) is not None and found[1] <= top:
+        step, loss = found
+        axes.plot(step, loss, "*", color=MAIN, markersize=14, markeredgecolor="white", zorder=5)
+        _write(axes, f"best {loss:.3f}, step {step:,}", (step, loss), rows[-1]["step"])
     if unigram is not None:
-        axes.axhline(unigram, color="#b0552f", linewidth=1, linestyle="--", label=f"unigram {unigram:.3f}")
-    axes.set(title=title, xlabel="step", ylabel="loss (nats per token)")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    with whole(chart) as temporary:
-        figure.savefig(temporary, format="png")
+        # Where all of the run lies far below it, its name in the legend says enough.
+        axes.axhline(unigram, color=LIMIT, linewidth=1.2, linestyle="--", label=f"unigram {unigram:.3f}", zorder=2.5)
+    _mark_above(axes, np.concatenate([line.steps, held_steps]), np.concatenate([line.high, held_losses]), top)
+    _mark(axes, steps[np.isnan(mean)], "x", "not finite")
+    _mark(axes, held_steps[np.isnan(held_losses)], "X", "held-out loss not finite")
+    axes.set_ylabel("loss (nats per token)")
+    return figure
+
+
+def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
+    """Mean and largest gradient norm, where it is clipped, and below how often it was. None without norms."""
+    train = [row for row in _train(rows) if "grad_norm" in row]
+    if not train:
+        return None
+    figure = _figure()
+    clipped = values(train, "clipped")
+    axes, below = _panels(figure, bool(clip) and bool(np.isfinite(clipped).any()))
+    steps, mean = values(train, "step"), values(train, "grad_norm_mean", "grad_norm")
+    line = band(steps, mean, mean, values(train, "grad_norm_max", "grad_norm_mean", "grad_norm"))
+    _plot_band(axes, line, "mean", "mean to largest")
+    shown = np.concatenate([line.mean, line.high])
+    shown = shown[np.isfinite(shown)]
+    if len(shown):
+        if shown.min() > 0 and np.percentile(shown, 98) > 8 * np.percentile(shown, 25):
+            axes.set_yscale("log")
+            bottom, top = (
+                min(shown.min(), clip or math.inf) / 1.2,
+                1.2 * max(10 ** robust_top(np.log10(shown)), clip or 0),
+            )
+            axes.set_ylim(bottom, top)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            between = "25" if top < 100 * bottom else ""  # too few powers of ten to read values by
+            axes.yaxis.set_minor_formatter(
+                FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in between else "")
+            )
+        else:
+            top = 1.05 * max(robust_top(shown), clip or 0) or 1
+            axes.set_ylim(0, top)
+        _mark_above(axes, line.steps, line.high, top)
+    if clip:
+        axes.axhline(clip, color=LIMIT, linewidth=1.2, linestyle="--", label=f"clipped to {clip:g}", zorder=2.5)
+    # One norm that is not finite is left out of the mean, so the last step's and the counts tell of it.
+    _mark(axes, steps[np.isnan(values(train, "grad_norm")) | np.isnan(mean)], "x", "not finite")
+    if skips := new_skips(train):
+        total = sum(n for _, kinds in skips for n in kinds.values())
+        _mark(axes, np.array([float(step) for step, _ in skips]), "v", f"{total:,} steps skipped", height=0.91)
+    axes.set_ylabel("gradient norm before clipping")
+    if below is not None:
+        _share(below, steps, clipped, "clipped", LIMIT)
+    return figure
+
+
+def learning_rate_figure(rows: Rows) -> Figure | None:
+    """The learning rate with its peak. None if it was not logged."""
+    train = _train(rows)
+    steps, rates = values(train, "step"), values(train, "learning_rate")
+    if not np.isfinite(rates).any():
+        return None
+    figure = _figure()
+    axes = figure.add_subplot()
+    line = band(steps, rates, rates, rates)
+    _plot(axes, line, color=MAIN)
+    at = int(np.nanargmax(rates))
+    axes.plot(steps[at], rates[at], "o", color=MAIN, markersize=6)
+    _write(axes, f"peak {rates[at]:.1e}, step {steps[at]:,.0f}", (steps[at], rates[at]), steps[-1])
+    axes.set_ylim(0, 1.15 * rates[at] or 1)
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: re.sub(r"\.?0+e", "e", f"{value:.2e}") if value else "0")
+    )
+    axes.set_ylabel("learning rate")
+    return figure
+
+
+def throughput_figure(rows: Rows) -> Figure | None:
+    """Tokens per second and MFU, and below the share of time spent waiting for data. None without tokens per second."""
+    train = _train(rows)
+    steps, speed = values(train, "step"), values(train, "tokens_per_second")
+    if not np.isfinite(speed).any():
+        return None
+    figure = _figure()
+    waits, mfu = values(train, "data_wait"), values(train, "mfu")
+    axes, below = _panels(figure, bool(np.isfinite(waits).any() and np.nanmax(waits) >= 0.005))
+    line = band(steps, speed, speed, speed)
+    usual = float(np.nanmedian(speed))
+    _plot(axes, line, f"tokens/s, median {usual:,.0f}")
+    top = 1.1 * robust_top(speed) or 1
+    axes.set_ylim(0, top)
+    _mark_above(axes, line.steps, line.high, top)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylabel("tokens per second")
+    if np.isfinite(mfu).any():
+        right = axes.twinx()
+        of_peak = band(steps, mfu, mfu, mfu)
+        label = f"MFU (right), median {np.nanmedian(mfu):.1%}"
+        right.plot(of_peak.steps, of_peak.mean, color=LIMIT, linewidth=1.2, linestyle=":", label=label)
+        # On one device MFU is speed in another unit: with axes in that proportion the two lines lie on each other.
+        right.set_ylim(0, (top * float(np.nanmedian(mfu)) / usual if usual > 0 else 0) or 1)
+        right.yaxis.set_major_formatter(PERCENT)
+        right.spines["top"].set_visible(False)
+        right.set_ylabel("share of the device's peak (MFU)")
+    if below is not None:
+        _share(below, steps, waits, "waiting\nfor data", BAD)
+    return figure
+
+
+def _train(rows: Rows) -> Rows:
+    return [row for row in rows if "loss" in row]
+
+
+# ---- how it is drawn --------------------------------------------------------------------------------------------
+
+
+def _figure() -> Figure:
+    return Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # no pyplot: no window system, no global state
+
+
+def _panels(figure: Figure, two: bool) -> tuple[Axes, Axes | None]:
+    if not two:
+        return figure.add_subplot(), None
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[5, 1])
+    return upper, lower
+
+
+def _finish(figure: Figure, run: RunFolder, resolved: dict[str, Any], last_step: int) -> None:
+    """What all pictures share: heading, steps, grid, legend."""
+    upper = figure.axes[0]
+    name = run.root.resolve().name
+    upper.set_title(name[:80], loc="left", weight="bold", fontsize=11, pad=20, parse_math=False)
+    upper.text(
+        0, 1.025, describe(resolved)[:120], transform=upper.transAxes, fontsize=8.5, color=GREY, parse_math=False
+    )
+    left = [axes for axes in figure.axes if axes.yaxis.get_label_position() == "left"]
+    for axes in left:
+        axes.set_xlim(-0.02 * (last_step or 1), 1.02 * (last_step or 1))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=[1, 2, 2.5, 5, 10]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    left[-1].set_xlabel("step")
+    handles = [axes.get_legend_handles_labels() for axes in figure.axes]
+    lines, labels = [line for found, _ in handles for line in found], [label for _, found in handles for label in found]
+    if labels:
+        columns = len(labels) if len(labels) < 6 else math.ceil(len(labels) / 2)  # what fits into the width
+        figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
+
+
+def _plot_band(axes: Axes, line: Band, label: str, extremes: str) -> None:
+    _plot(axes, line, label)
+    if np.any(line.high > line.low):
+        axes.fill_between(line.steps, line.low, line.high, color=FAINT, linewidth=0, label=extremes, zorder=2)
+
+
+def _plot(axes: Axes, line: Band, label: str | None = None, color: str = SECOND) -> None:
+    axes.plot(line.steps, line.mean, color=color, linewidth=1.5, label=label, zorder=3)
+    gaps = np.isnan(np.concatenate([[np.nan], line.mean, [np.nan]]))
+    alone = gaps[:-2] & gaps[2:] & ~gaps[1:-1]  # a point between two gaps has no line
+    axes.vlines(line.steps[alone], line.low[alone], line.high[alone], color=FAINT, linewidth=3, zorder=2)
+    axes.plot(line.steps[alone], line.mean[alone], ".", color=color, markersize=6, zorder=3)
+
+
+def _mark(axes: Axes, steps: np.ndarray, marker: str, label: str, height: float = 0.97) -> None:
+    """Mark steps at the upper edge, whatever the axis shows."""
+    if len(steps):
+        places = axes.get_xaxis_transform()
+        steps = np.unique(np.round(steps, -max(0, int(math.log10(max(steps.max(), 1))) - 2)))  # no more than pixels
+        axes.plot(
+            steps, np.full(len(steps), height), marker, color=BAD, transform=places, label=label, markersize=6, zorder=6
+        )
+
+
+def _mark_above(axes: Axes, steps: np.ndarray, found: np.ndarray, top: float) -> None:
+    above = np.nan_to_num(found, nan=-math.inf) > top
+    if above.any():
+        _mark(axes, steps[above], "^", f"higher, up to {found[above].max():,.3g}")
+
+
+def _share(axes: Axes, steps: np.ndarray, share: np.ndarray, label: str, color: str) -> None:
+    line = band(steps, share, share, share)
+    axes.fill_between(line.steps, 0, line.mean, color=color, alpha=0.35, linewidth=0, step="pre")
+    most = next(top for top in (0.1, 0.25, 0.5, 1) if top == 1 or np.nanmax(share) <= top)
+    axes.set_ylim(0, most)
+    axes.set_yticks([0, most])
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.set_ylabel(label, fontsize=8.5, rotation=0, ha="right", va="center")
+
+
+def _write(axes: Axes, words: str, at: tuple[float, float], last_step: float) -> None:
+    """Write above a point, to the side where the picture has room."""
+    left = at[0] > last_step / 2
+    halo = [withStroke(linewidth=3, foreground="white")]
+    offset, side = ((4, 10), "right") if left else ((8, 8), "left")
+    axes.annotate(words, at, textcoords="offset points", xytext=offset, ha=side, zorder=7, path_effects=halo)

@@ -1,24 +1,65 @@
-"""Results → aligned text for the console. One rounding for all: losses three decimals, thousands with commas."""
+"""Results → tables for the console and for Markdown, from the same rows.
+
+One rounding for all: losses three decimals, thousands with commas, `–` for what is not known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+
+UNKNOWN = "–"
 
 
-def console_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded with spaces; the first is left-aligned, the others, being numbers, right-aligned."""
+def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
+    """Columns padded with spaces: those of `text` are left-aligned, the others, being numbers, right-aligned."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
+            cell.ljust(width) if i in text else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
+        ).rstrip()
         for line in lines
     )
 
 
-def heldout_rows(heldout: dict[str, dict[str, float]]) -> tuple[list[str], list[list[str]]]:
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
+    """The same as a table of GitHub's Markdown; nothing in a cell is markup."""
+    rule = [":---" if i in text else "---:" for i in range(len(header))]
+    cells = [[escaped(cell) for cell in line] for line in [header, *rows]]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is, on one line, after words of ours or in a table."""
+    return re.sub(r"([\\`*_\[\]<>#|~$&])", r"\\\1", one_line(text))
+
+
+def one_line(text: str, width: int | None = None) -> str:
+    """Text on one line: ends of lines and control characters become visible marks, and past `width` it is cut with `…`.
+
+    A model can write anything, also what a terminal would obey.
+    """
+    line = "".join(_visible(character) for character in text)
+    return line if width is None or len(line) <= width else line[: width - 1] + "…"
+
+
+def _visible(character: str) -> str:
+    if character == "\n":
+        return "⏎"
+    if ord(character) < 32:
+        return chr(0x2400 + ord(character))  # Unicode's pictures of the control characters
+    return character if character.isprintable() else "·"
+
+
+def number(value: float | None, style: str) -> str:
+    """A number in a format, or the mark of what is not known."""
+    return UNKNOWN if value is None else f"{value:{style}}"
+
+
+def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The held-out results of a run (`evaluation/heldout.json`) as a table: header, rows."""
     names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}
     if heldout.get("new_text") and heldout["new_text"]["share"] < 0.99:
@@ -27,9 +68,9 @@ def heldout_rows(heldout: dict[str, dict[str, float]]) -> tuple[list[str], list[
     rows = [
         [
             label,
-            f"{heldout[name]['loss']:.3f}",
-            f"{heldout[name]['perplexity']:,.1f}",
-            f"{heldout[name]['bits_per_byte']:.3f}",
+            number(heldout[name]["loss"], ".3f"),
+            number(heldout[name]["perplexity"], ",.1f"),
+            number(heldout[name]["bits_per_byte"], ".3f"),
         ]
         for name, label in names.items()
         if name in heldout

@@ -10,21 +10,26 @@ import math
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import TrainingArguments, get_scheduler
+from transformers import SchedulerType, TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from gpt2small_hf.data.tokens import PrepareArguments
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
+from gpt2small_hf.training.optimizers import MUON
+from gpt2small_hf.training.schedules import DEEPSEEK_STEPS, WITHOUT_WARMUP, filled_in, rates
 
 # The Trainer has them; a run does not use them, so they are kept out of the manual.
-_NOT_FOR_RUNS = {"do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"} | {
-    f"hub_{name}" for name in ("token", "private_repo", "model_id", "strategy", "always_push", "revision")
-}
+_NOT_FOR_RUNS = {
+    *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"),
+    *("resume_from_checkpoint", "auto_find_batch_size"),
+} | {f"hub_{name}" for name in ("token", "private_repo", "model_id", "strategy", "always_push", "revision")}
 _AT_LEAST = {
     "per_device_train_batch_size": 1,
     "per_device_eval_batch_size": 1,
@@ -52,6 +57,20 @@ class RunArguments:
 
     output_dir: Path = field(default=Path(), init=False)  # filled from the Trainer's flag of this name
     overwrite: bool = field(default=False, metadata={"help": "Replace a run that is already in the run folder."})
+    resume: str = field(
+        default="auto",
+        metadata={
+            "help": "Where to go on with a run that is in the run folder: `auto`, at its newest whole checkpoint, if "
+            "its settings are these; a checkpoint's folder; or `never`."
+        },
+    )
+    branch_from: Path | None = field(
+        default=None,
+        metadata={
+            "help": "A checkpoint of another run, from its stable phase: this run goes on there with the same settings "
+            "and brings the learning rate down by --max_steps (as the end of warmup_stable_decay)."
+        },
+    )
     data_dir: Path | None = field(
         default=None,
         metadata={
@@ -61,6 +80,14 @@ class RunArguments:
     )
     seq_len: int | None = field(
         default=None, metadata={"help": "Tokens per row while training; unset: max_position_embeddings."}
+    )
+    packing: Literal["stream", "bos_bestfit", "isolate"] = field(
+        default="stream",
+        metadata={
+            "help": "How documents become training rows. stream: one after the other, cut where a row is full. "
+            "bos_bestfit: each row begins with a document, what fits nowhere is cropped. isolate: as stream, but "
+            "documents do not see each other. Held-out rows are always cut from the stream."
+        },
     )
     tokens: int | None = field(
         default=None,
@@ -103,6 +130,16 @@ class RunArguments:
             "threads that wait for each other come to a crawl on a busy machine."
         },
     )
+    preflight_only: bool = field(
+        default=False, metadata={"help": "Check model, rows, schedule and disk, show what was found, and stop there."}
+    )
+    find_batch_size: bool = field(
+        default=False,
+        metadata={
+            "help": "Try which micro-batch is the largest that fits in memory and use it; the rows a step stay as set "
+            "by --per_device_train_batch_size and --gradient_accumulation_steps."
+        },
+    )
     print_recipe: bool = field(
         default=False,
         metadata={
@@ -119,6 +156,8 @@ class RunArguments:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
+        if self.packing not in ("stream", "bos_bestfit", "isolate"):
+            raise UsageError(f"--packing is {self.packing}. Choose stream, bos_bestfit or isolate.")
         if self.max_bad_steps < 1:
             raise UsageError(f"--max_bad_steps is {self.max_bad_steps}. Give 1 or more.")
         if not self.spike_factor > 1:
@@ -141,18 +180,36 @@ class TrainerArguments(TrainingArguments):
         default=None, metadata={"help": "The run folder; unset: runs/<name of the recipe>, below the current folder."}
     )
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
-    lr_scheduler_type: str = field(default="cosine_with_min_lr", metadata={"help": "Shape of the learning rate."})
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={
+            "help": "A name of transformers', or muon: Muon for the matrices of the blocks and AdamW for the rest, "
+            "with the same learning rate and weight decay (Liu et al. 2025)."
+        },
+    )
+    lr_scheduler_type: str = field(
+        default="cosine_with_min_lr",
+        metadata={
+            "help": "Shape of the learning rate: a name of transformers', or deepseek_steps: the peak to 80 percent of "
+            "training, 31.6 percent of it to 90, then 10 (Bi et al. 2024)."
+        },
+    )
     lr_scheduler_kwargs: dict[str, Any] | str | None = field(
         default=None,
         metadata={
             "help": "JSON object for the schedule. cosine_with_min_lr: min_lr_rate is where it ends, as a share of the "
-            "peak; unset, 0.1."
+            "peak; unset, 0.1. warmup_stable_decay: decay_share, the share of all steps it decays in (0.2), or "
+            "num_decay_steps; decay_type linear, cosine or 1-sqrt (linear); min_lr_ratio, where it ends (0)."
         },
     )
-    warmup_steps: float = field(
-        default=0.05, metadata={"help": "Steps of linear warm-up, or below 1 the share of all steps."}
+    warmup_steps: float | None = field(
+        default=None,
+        metadata={
+            "help": "Steps of linear warm-up, or below 1 the share of all steps. Unset: 0.05, or none for a schedule "
+            "that has no warm-up, like constant."
+        },
     )
-    weight_decay: float = field(default=0.1, metadata={"help": "AdamW's decay of what --decay says."})
+    weight_decay: float = field(default=0.1, metadata={"help": "Decay of what --decay says."})
     adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's memory of squared gradients."})
     num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
     logging_steps: float = field(default=10, metadata={"help": "Steps between lines of metrics.jsonl."})
@@ -168,14 +225,14 @@ class TrainerArguments(TrainingArguments):
         default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
     )
     disable_tqdm: bool | None = field(default=True, metadata={"help": "The run draws its own progress line."})
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={"help": "Go on with the run: `true` from its newest whole checkpoint, or a folder's name."},
-    )
 
     def __post_init__(self) -> None:
         if self.hub_token or self.push_to_hub:
             raise UsageError("A run is not pushed, and a token is never a flag: publish the finished model folder.")
+        if self.resume_from_checkpoint:
+            raise UsageError("--resume_from_checkpoint is --resume here, and a run goes on by itself.")
+        if self.auto_find_batch_size:
+            raise UsageError("--auto_find_batch_size would change the rows a step. --find_batch_size keeps them.")
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -184,8 +241,16 @@ class TrainerArguments(TrainingArguments):
             raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")
         if self.num_train_epochs <= 0:
             raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
-        if self.lr_scheduler_type == "cosine_with_min_lr" and self.lr_scheduler_kwargs is None:
-            self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
+        _require("optim", self.optim, [TrainerArguments.optim, MUON, *(name.value for name in OptimizerNames)])
+        _require("lr_scheduler_type", self.lr_scheduler_type, [*(name.value for name in SchedulerType), DEEPSEEK_STEPS])
+        if self.optim == MUON and self.optim_args:
+            raise UsageError("--optim muon takes no --optim_args. Leave them out.")
+        self._settle_warmup()
+        # transformers refuses names that it does not know: for as long as it looks, ours make way for its defaults.
+        ours = {"optim": MUON, "lr_scheduler_type": DEEPSEEK_STEPS}
+        chosen = {flag: name for flag, name in ours.items() if getattr(self, flag) == name}
+        for flag in chosen:
+            setattr(self, flag, getattr(TrainingArguments, flag))
         if self.seed >= 1 << 32:
             raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
         try:
@@ -197,20 +262,35 @@ class TrainerArguments(TrainingArguments):
                     "or compute on the CPU with --use_cpu."
                 ) from None
             raise
-        self._try_schedule()
+        for flag, name in chosen.items():
+            setattr(self, flag, name)
+        if not isinstance(self.lr_scheduler_kwargs, str):
+            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+            self.lr_scheduler_kwargs = filled_in(name, self.lr_scheduler_kwargs)
+        # How long a run is may be known only once its text is; then any length that holds every number of steps.
+        rates(self, self.max_steps if self.max_steps > 0 else 10**9)
 
-    def _try_schedule(self) -> None:
-        """Raise: UsageError if the schedule does not take its settings. The Trainer would find out after all else."""
-        settings = self.lr_scheduler_kwargs
-        try:
-            if isinstance(settings, str):
-                raise ValueError("it is no JSON object")
-            get_scheduler(self.lr_scheduler_type, torch.optim.SGD([torch.zeros(1)]), 1, 10, dict(settings or {}))
-        except (TypeError, ValueError) as error:
+    def _settle_warmup(self) -> None:
+        """Fill in how long warm-up is. Raises: UsageError if the schedule would pass over it without a word."""
+        has_none = self.lr_scheduler_type in WITHOUT_WARMUP
+        if self.warmup_steps is None:
+            self.warmup_steps = 0 if has_none else 0.05  # pyright: ignore[reportIncompatibleVariableOverride]
+        if has_none and self.warmup_steps > 0:
+            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
             raise UsageError(
-                f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} does not suit --lr_scheduler_type "
-                f"{getattr(self.lr_scheduler_type, 'value', self.lr_scheduler_type)} ({error})."
-            ) from None
+                f"--lr_scheduler_type {name} has no warm-up, but --warmup_steps is {self.warmup_steps:g}. "
+                "Give 0, or take constant_with_warmup."
+            )
+
+
+def _require(flag: str, value: str, known: list[str]) -> None:
+    """Accept the value of a flag that is a name. Raises: UsageError naming the nearest that is known."""
+    if value in known:
+        return
+    likeness = [SequenceMatcher(None, value, name[: len(value)]).ratio() for name in known]  # adamw → adamw_torch
+    near = known[likeness.index(max(likeness))]
+    hint = f"Did you mean {near}?" if max(likeness) >= 0.6 else f"Choose one of {', '.join(dict.fromkeys(known))}."
+    raise UsageError(f"--{flag} {value} is not known. {hint}")
 
 
 def _model_arguments() -> type:
@@ -304,7 +384,7 @@ def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     trainer = {name: getattr(args.trainer, name) for name in names if hasattr(args.trainer, name)}
     said, _ = FlagParser(TrainerArguments).parse_known_args([*as_flags(settings), *words])
     trainer |= {name: getattr(said, name) for name in ("bf16", "fp16", "tf32") if name in trainer}
-    hidden = {"output_dir", "disable_tqdm", "resume_from_checkpoint", "print_recipe", "overwrite"}
+    hidden = {"output_dir", "disable_tqdm", "print_recipe", "overwrite", "resume", "preflight_only", "find_batch_size"}
     values = {name: getattr(value, "value", value) for name, value in {**parts, **trainer}.items()}
     return {
         name: str(value) if isinstance(value, Path) else value

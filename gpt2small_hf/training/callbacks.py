@@ -1,17 +1,32 @@
-"""What a run writes down and shows while it trains: the metrics file and the progress line."""
+"""What a run writes down and shows while it trains, and how a signal ends it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+from transformers import (
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
-from gpt2small_hf.runs import append_jsonl, read_jsonl, write_jsonl
+from gpt2small_hf.evaluation.completions import complete
+from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.report.charts import draw_charts
+from gpt2small_hf.runs import RunFolder, append_jsonl, read_jsonl, write_jsonl
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_OF_PACE = 30
@@ -26,9 +41,10 @@ class MetricsLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget lines past the step that training starts from: a resumed run logs them again."""
+        """Forget lines past the step that training starts from, and an earlier end: a resumed run logs them again."""
         if state.is_world_process_zero and self.path.exists():
-            write_jsonl(self.path, [row for row in read_jsonl(self.path) if row["step"] <= state.global_step])
+            rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            write_jsonl(self.path, [row for row in rows if "train_runtime" not in row])
 
     def on_log(
         self,
@@ -41,6 +57,99 @@ class MetricsLog(TrainerCallback):
         """Write one line."""
         if state.is_world_process_zero and logs:
             append_jsonl(self.path, {"step": state.global_step, **logs})
+
+
+class Samples(TrainerCallback):
+    """Append to `samples.jsonl` what the model makes of each prompt: at the first step, and whenever it is saved."""
+
+    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> None:
+        self.path, self.tokenizer, self.prompts = path, tokenizer, prompts
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Forget what is past the step that training starts from; write what a kill kept from being written there."""
+        if state.is_world_process_zero and self.path.exists():
+            rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            n_last = sum(row["step"] == state.global_step for row in rows)
+            if n_last < len(self.prompts):
+                rows = rows[: len(rows) - n_last]
+            write_jsonl(self.path, rows)
+        self.on_save(args, state, control, **kwargs)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Write the samples of this step, unless they are there."""
+        model = whole_model(kwargs["model"])
+        if not state.is_world_process_zero:
+            return
+        if self.path.exists() and any(row["step"] == state.global_step for row in read_jsonl(self.path)):
+            return
+        for row in complete(model, self.tokenizer, self.prompts):
+            append_jsonl(self.path, {"step": state.global_step, **row})
+
+
+def whole_model(model: nn.Module) -> GPT2SmallForCausalLM:
+    """The model as it is, or gathered from its shards; every rank must ask."""
+    assert isinstance(model, GPT2SmallForCausalLM)
+    if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return model
+    weights = {
+        name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        for name, parameter in model.named_parameters()
+    }
+    whole = GPT2SmallForCausalLM(model.config).to(model.device)  # pyright: ignore[reportArgumentType]
+    whole.load_state_dict(weights, strict=False)  # a tied head stands among them once
+    return whole
+
+
+class Charts(TrainerCallback):
+    """Draw the run's pictures whenever it is saved."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Draw them from the files."""
+        if state.is_world_process_zero:
+            draw_charts(self.run)
+
+
+class StopOnSignal(TrainerCallback):
+    """At SIGTERM or SIGINT on any rank, save and stop, on all ranks after the same step. A second signal kills."""
+
+    def __init__(self) -> None:
+        self.caught = 0
+        """The signal that ended training, on this rank or another; 0 for none."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Listen."""
+        self.former = {number: signal.signal(number, self.catch) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def catch(self, number: int, frame: FrameType | None) -> None:
+        """Remember the signal until the step's end."""
+        self.caught = number
+        self.close()
+        # Not print: the signal may have come while stderr's buffer is being written.
+        os.write(2, b"stopping after this step, once it is saved; a second signal ends at once.\n")
+
+    def close(self) -> None:
+        """Leave signals to who had them before."""
+        for number, handler in getattr(self, "former", {}).items():
+            signal.signal(number, handler)
+        self.former = {}
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Agree with the other ranks, and stop."""
+        caught = self.caught
+        if dist.is_initialized():
+            agreed = torch.tensor(caught, device=args.device)
+            dist.all_reduce(agreed, dist.ReduceOp.MAX)
+            caught = int(agreed)
+        if caught:
+            self.caught = caught
+            control.should_save = control.should_training_stop = True
 
 
 class ProgressLine(TrainerCallback):

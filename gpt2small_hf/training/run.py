@@ -5,24 +5,28 @@ Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.p
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import math
+import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import sys
 import time
-import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError, safe_open
-from transformers import PreTrainedTokenizerBase, PrinterCallback, Trainer
+from torch import distributed as dist
+from transformers import PreTrainedTokenizerBase, PrinterCallback, SchedulerType
 from transformers.utils import logging
 
 from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
@@ -34,64 +38,118 @@ from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.report.charts import draw_loss
+from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import console_table, heldout_rows
 from gpt2small_hf.runs import (
     DataFolder,
     RunFolder,
+    RunInterruptedError,
     RunStoppedError,
     UsageError,
-    append_jsonl,
+    disk_is_full,
+    finite,
     made_by,
     read_json,
+    read_jsonl,
     whole,
     write_json,
+    write_jsonl,
 )
 from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
-from gpt2small_hf.training.budget import steps_for, wanted_tokens
-from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, duration
+from gpt2small_hf.training.batch_size import find_batch_size, trials_table
+from gpt2small_hf.training.budget import flops_per_token, peak_flops, steps_for, wanted_tokens
+from gpt2small_hf.training.callbacks import (
+    Charts,
+    MetricsLog,
+    ProgressLine,
+    Samples,
+    StopOnSignal,
+    duration,
+    whole_model,
+)
+from gpt2small_hf.training.health import Health
+from gpt2small_hf.training.preflight import preflight, show
+from gpt2small_hf.training.resume import (
+    begin_branch,
+    check_folder,
+    is_last,
+    steps_of_branch,
+    where_to_begin,
+    whole_checkpoints,
+)
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 
 def train(args: Arguments) -> RunFolder:
-    """Do the whole run.
+    """Do the whole run, or what is left of it. Several processes may call this together; the first alone speaks.
 
-    Raises: UsageError for anything a user can fix, before the first step.
+    Raises: UsageError for anything a user can fix, before the first step; RunStoppedError when training cannot go on;
+        RunInterruptedError when a signal ended it.
     """
+    with ExitStack() as stack:
+        if args.trainer.process_index > 0:
+            stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
+        return _train(args)
+
+
+def _train(args: Arguments) -> RunFolder:
     began = time.perf_counter()
     logging.disable_progress_bar()  # the run has its own; a bar a saved file would push it off the screen
     if args.run.num_threads is not None:
         torch.set_num_threads(args.run.num_threads)
     run = RunFolder(args.run.output_dir)
-    checkpoint = find_checkpoint(run, args.trainer.resume_from_checkpoint)
-    check_folder(run, overwrite=args.run.overwrite, resume=checkpoint is not None)
+    check_folder(run, args)
     seq_len = check_sizes(args)
     with args.trainer.main_process_first(local=False, desc="preparing the data"):
         data_dir = find_data(args)
+        rows = TokenDataset(data_dir, "train", seq_len, packing=args.run.packing)
+    heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
     tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
-    meta = read_meta(data_dir)
-    vocabulary = meta["tokenizer"]
+    vocabulary = read_meta(data_dir)["tokenizer"]
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
     config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
-    tokens_per_step = (
-        args.trainer.train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size * seq_len
+    if args.trainer.n_gpu > 1:
+        raise UsageError(
+            f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch train.py …), "
+            "or show it a single one: CUDA_VISIBLE_DEVICES=0."
+        )
+    rows_per_step = (
+        args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size
     )
+    tokens_per_step = rows_per_step * seq_len
     tokens = wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
     if tokens is not None:
         args.trainer.max_steps = steps_for(tokens, tokens_per_step)
-    if checkpoint is not None:
-        check_resume(run, checkpoint, args, config, meta["fingerprint"])
-    rows = TokenDataset(data_dir, "train", seq_len)
-    heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
+    if args.run.branch_from is not None:
+        n_decay = steps_of_branch(args.run.branch_from, args.trainer.max_steps)
+        args.trainer.lr_scheduler_type = SchedulerType.WARMUP_STABLE_DECAY
+        args.trainer.lr_scheduler_kwargs = {"num_decay_steps": n_decay, "decay_type": "linear"}
+        args.trainer.warmup_steps = 0  # it is over, whatever share of the new length it was said to be
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
+    settings = resolve(args, data_dir, described, rows_per_step)
+    first = args.trainer.process_index == 0
+    checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
+    if run.finished and not args.run.overwrite:
+        print(f"{run.root} is finished, with these settings. --overwrite does it again.")
+        return run
     model = GPT2SmallForCausalLM(config)
     draw_weights(model, args.trainer.seed if args.run.init_seed is None else args.run.init_seed)
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
-    progress = ProgressLine(tokens_per_step)
+    branching = checkpoint is not None and checkpoint == args.run.branch_from
+    if args.run.find_batch_size:
+        if checkpoint is not None and not branching:  # as it was found when the run began
+            for name in FOUND:
+                setattr(args.trainer, name, read_json(run.resolved)["trainer"][name])
+        else:
+            print(trials_table(find_batch_size(model, args.trainer, seq_len), args.trainer))
+        settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
+    progress, stop = ProgressLine(tokens_per_step), StopOnSignal()
+    metrics = MetricsLog(run.metrics)
     tokenizer.model_max_length = config.max_position_embeddings
+    device = args.trainer.device
     try:
         trainer = LanguageModelTrainer(
             model=model,
@@ -103,122 +161,106 @@ def train(args: Arguments) -> RunFolder:
             decay=args.run.decay,
             spike_factor=args.run.spike_factor,
             max_bad_steps=args.run.max_bad_steps,
-            callbacks=[MetricsLog(run.metrics), progress],
+            flops_per_token=flops_per_token(config, seq_len),
+            peak_flops=peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None,
+            callbacks=[
+                stop,
+                metrics,
+                progress,
+                Health(run.metrics),
+                Samples(run.samples, tokenizer, args.run.prompts),
+                Charts(run),
+            ],
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
-    first = trainer.is_world_process_zero()
+    if checkpoint is None or args.run.preflight_only:
+        said_by_first(lambda: inspect(trainer, args, rows, heldout, tokens_per_step))
+    if args.run.preflight_only:
+        print(f"next: python train.py {shlex.join(word for word in sys.argv[1:] if 'preflight' not in word)}".rstrip())
+        return run
     if first:
-        begin_folder(args, run, data_dir, described)
+        begin_folder(args, run, settings)
+        if checkpoint is not None and branching and not run.metrics.exists():
+            begin_branch(checkpoint, run)
         print(
             f"{model.num_parameters():,} parameters · {len(rows):,} rows of {seq_len} tokens to train on, "
             f"{len(heldout):,} held out · {tokens_per_step:,} tokens a step"
+            + (f" · {rows.cropped_share:.1%} of the text in no row" if rows.cropped_share > 0.01 else "")
         )
+        if checkpoint is not None:
+            print(f"going on with {checkpoint}")
+        if not run.metrics.exists() or not read_jsonl(run.metrics):
+            before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size).mean()
+            write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
 
-    before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size) if first else None
-    if before is not None and not run.metrics.exists():
-        append_jsonl(run.metrics, {"step": 0, "eval_loss": before.mean()})
+    if checkpoint is not None and not branching and is_last(checkpoint):
+        model = GPT2SmallForCausalLM.from_pretrained(checkpoint)  # only what follows training was cut off
+        model.to(device)  # pyright: ignore[reportArgumentType]
+    else:
+        learn(trainer, run, checkpoint, stop, progress)
+        model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
+    if first:
+        finish_folder(args, run, data_dir, model, tokenizer, rows, heldout)
+        print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
+        print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
+    return run
+
+
+def learn(
+    trainer: LanguageModelTrainer, run: RunFolder, checkpoint: Path | None, stop: StopOnSignal, progress: ProgressLine
+) -> None:
+    """Train to the last step.
+
+    Raises: RunStoppedError and RunInterruptedError, which name the checkpoint that the run goes on from.
+    """
+    # What is imported and built by now stays: the garbage collector need not walk through it again and again.
+    gc.collect()
+    gc.freeze()
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     except ImportError as error:  # an optimizer that is not installed
         raise UsageError(" ".join(str(error).split())) from error
-    except RunStoppedError as error:
-        good = next((str(path) for path in whole_checkpoints(run)), None)
-        raise RunStoppedError(f"{error} Last good checkpoint: {good or 'none was saved'}.") from None
+    except (RunStoppedError, OSError) as error:
+        if isinstance(error, OSError) and not disk_is_full(error):
+            raise
+        reason = str(error) if isinstance(error, RunStoppedError) else f"the disk is full ({error})."
+        raise RunStoppedError(f"{reason} Last good checkpoint: {newest(run) or 'none was saved'}.") from None
     finally:
+        gc.unfreeze()
+        stop.close()
         progress.close()
-    if before is not None:
-        finish_folder(args, run, data_dir, trainer, tokenizer, rows, heldout, before)
-        print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
-        print(f"next: python {_example('use_from_hub.py')} {shlex.quote(str(run.model))}")
-    return run
+    if stop.caught:
+        name = signal.Signals(stop.caught).name
+        raise RunInterruptedError(f"{name}; saved {newest(run)}. The same command goes on from there.", stop.caught)
 
 
 # ---- before the first step ---------------------------------------------------------------------------------------
 
 
-def find_checkpoint(run: RunFolder, named: str | None) -> str | None:
-    """The checkpoint to go on from: the folder named, or for "true" the run's newest.
-
-    Raises: UsageError when there is none.
-    """
-    if named is None or named.lower() == "false":
-        return None
-    if named.lower() == "true":
-        checkpoint = next(whole_checkpoints(run), None)
-        if checkpoint is None:
-            raise UsageError(f"{run.checkpoints} holds no checkpoint to go on from. Begin again with --overwrite.")
-        return str(checkpoint)
-    if not is_whole(Path(named)):
-        raise UsageError(f"{named} is not a whole checkpoint (trainer_state.json, model, optimizer and scheduler).")
-    return named
+T = TypeVar("T")
+FOUND = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what --find_batch_size decides
 
 
-def whole_checkpoints(run: RunFolder) -> Iterator[Path]:
-    """The run's checkpoints that can be resumed from, newest first; says which ones it passes over."""
-    checkpoints = run.checkpoints.glob("checkpoint-*")
-    for path in sorted(checkpoints, key=lambda path: (len(path.name), path.name), reverse=True):
-        if is_whole(path):
-            yield path
-        else:
-            print(f"passing over {path}: it was not written to its end.", file=sys.stderr)
+def said_by_first(decide: Callable[[], T]) -> T:
+    """What the first process decides, on all of them; what it refuses, all refuse."""
+    answer: list[Any] = [None, None]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        try:
+            answer[0] = decide()
+        except UsageError as error:
+            answer[1] = str(error)
+    if dist.is_initialized():
+        dist.broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise UsageError(answer[1])
+    return answer[0]
 
 
-def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be resumed from: a killed process leaves some files out, or cut short."""
-    try:
-        with safe_open(checkpoint / "model.safetensors", framework="pt"):  # compares the file's length to its header
-            pass
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, SafetensorError, ValueError):
-        return False
-    return all(zipfile.is_zipfile(checkpoint / name) for name in ("optimizer.pt", "scheduler.pt"))
-
-
-def check_resume(run: RunFolder, checkpoint: str, args: Arguments, config: GPT2SmallConfig, fingerprint: str) -> None:
-    """See that the run goes on with the model and the text that it was begun with, and that steps are left.
-
-    Raises: UsageError otherwise.
-    """
-    if run.resolved.exists():
-        before = read_json(run.resolved)
-        if before["data"]["fingerprint"] != fingerprint:
-            raise UsageError(
-                f"{run.root} was begun with other text ({before['data']['folder']}). Resume with that, "
-                "or begin another run with --output_dir."
-            )
-        then, now = before["model"], config.to_diff_dict()
-        if differs := [name for name in then | now if then.get(name) != now.get(name)]:
-            raise UsageError(
-                f"{run.root} was begun with another model (they differ in {', '.join(differs)}). "
-                "Resume without that change, or begin another run with --output_dir."
-            )
-    done = read_json(Path(checkpoint) / "trainer_state.json")["global_step"]
-    if 0 < args.trainer.max_steps <= done:
-        raise UsageError(f"{checkpoint} is at step {done}: nothing is left of {args.trainer.max_steps} steps.")
-
-
-def check_folder(run: RunFolder, *, overwrite: bool, resume: bool) -> None:
-    """See that the run folder is free, or that the user said what to do with what is in it.
-
-    Raises: UsageError otherwise.
-    """
-    if not run.root.exists() or (run.root.is_dir() and not any(run.root.iterdir())):
-        return
-    if not run.resolved.exists():
-        raise UsageError(f"{run.root} exists and is not a run folder. Choose another with --output_dir.")
-    if overwrite and resume:
-        raise UsageError("--overwrite begins again and --resume_from_checkpoint goes on. Leave one out.")
-    if overwrite or resume:
-        return
-    if run.finished:
-        raise UsageError(
-            f"{run.root} holds a finished run. Do it again with --overwrite, or choose another --output_dir."
-        )
-    go_on = "Go on with --resume_from_checkpoint true, or begin" if any(run.checkpoints.glob("*")) else "Begin"
-    kept = f" The run it was to replace is kept in {run.former}." if run.former.exists() else ""
-    raise UsageError(f"{run.root} holds a run that did not finish. {go_on} again with --overwrite.{kept}")
+def newest(run: RunFolder) -> Path | None:
+    """The run's newest whole checkpoint."""
+    return next(whole_checkpoints(run), None)
 
 
 def check_sizes(args: Arguments) -> int:
@@ -268,7 +310,48 @@ def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> None:
         init_weights(module, model.config)
 
 
-def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[str, Any]) -> None:
+def resolve(args: Arguments, data_dir: Path, model: dict[str, Any], rows_per_step: int) -> dict[str, Any]:
+    """Every value in force, as `resolved.json` has it."""
+    device = args.trainer.device
+    values = {
+        "run": {name: _plain(value) for name, value in vars(args.run).items()},
+        "data": {"folder": str(data_dir), "fingerprint": read_meta(data_dir)["fingerprint"]},
+        "model": model,
+        "trainer": {name: _plain(value) for name, value in args.trainer.to_dict().items()},
+        "rows_per_step": rows_per_step,
+        "device": {
+            "type": device.type,
+            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            "count": args.trainer.world_size,
+            "threads": torch.get_num_threads(),
+        },
+    }
+    return json.loads(json.dumps(finite(values)))  # as it will be read again
+
+
+def inspect(
+    trainer: LanguageModelTrainer, args: Arguments, rows: TokenDataset, heldout: TokenDataset, tokens_per_step: int
+) -> None:
+    """Check what is about to be trained; show all of it with --preflight_only, else what deserves a look.
+
+    Raises: UsageError if something is wrong.
+    """
+    total = args.trainer.max_steps
+    if total < 1:
+        total = max(1, math.ceil(len(rows) * rows.seq_len / tokens_per_step * args.trainer.num_train_epochs))
+    checks = preflight(
+        trainer,
+        rows=rows,
+        heldout=heldout,
+        total_steps=total,
+        tokens_per_step=tokens_per_step,
+        folder_to_write=args.run.output_dir,
+        fresh=args.run.branch_from is None,
+    )
+    show(checks, everything=args.run.preflight_only)
+
+
+def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any]) -> None:
     """Write the recipe as given and every value in force, before the first step.
 
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
@@ -282,23 +365,7 @@ def begin_folder(args: Arguments, run: RunFolder, data_dir: Path, model: dict[st
     run.root.mkdir(parents=True, exist_ok=True)
     with whole(run.recipe) as temporary:
         temporary.write_text(recipe, encoding="utf-8")
-    device = args.trainer.device
-    write_json(
-        run.resolved,
-        {
-            "run": {name: _plain(value) for name, value in vars(args.run).items()},
-            "data": {"folder": str(data_dir), "fingerprint": read_meta(data_dir)["fingerprint"]},
-            "model": model,
-            "trainer": {name: _plain(value) for name, value in args.trainer.to_dict().items()},
-            "device": {
-                "type": device.type,
-                "name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-                "count": args.trainer.world_size,
-                "threads": torch.get_num_threads(),
-            },
-            "made_by": made,
-        },
-    )
+    write_json(run.resolved, {**settings, "made_by": made})
 
 
 # ---- after the last step -----------------------------------------------------------------------------------------
@@ -308,18 +375,18 @@ def finish_folder(
     args: Arguments,
     run: RunFolder,
     data_dir: Path,
-    trainer: Trainer,
+    model: GPT2SmallForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
     rows: TokenDataset,
     heldout: TokenDataset,
-    before: np.ndarray,
 ) -> None:
-    """Write the model, measure it, draw its chart and let it speak. `heldout.json`, written last, ends the run."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    assert isinstance(model, GPT2SmallForCausalLM)
+    """Write the model, measure it, let it speak, and draw the charts. `heldout.json` ends the run.
+
+    Raises: RunStoppedError if the model's loss is not finite.
+    """
     after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size)
     if not np.isfinite(after).all():
-        raise UsageError(
+        raise RunStoppedError(
             "the trained model's held-out loss is not finite, so the model was not saved. Lower --learning_rate; "
             f"{run.metrics} shows when it broke."
         )
@@ -329,17 +396,17 @@ def finish_folder(
     scale = heldout.bytes_per_token
     measured = {
         "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": new.size},
-        "before": measures(before, scale),
+        "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
         "unigram": measures(unigram, scale),
         "after": measures(after, scale),
         # Held-out tokens that do not stand in the training text too; None if all do.
         "new_text": {"share": new.mean(), **measures(after[new], scale)} if new.any() else None,
         "made_by": made_by([run.model / "model.safetensors", DataFolder(data_dir).meta]),
     }
-    draw_loss(run.metrics, run.loss_chart, title=run.root.name, unigram=measured["unigram"]["loss"])
     completions = complete(model, tokenizer, args.run.prompts)
     write_json(run.completions, {"completions": completions, "made_by": made_by([run.model / "model.safetensors"])})
     write_json(run.heldout, measured)
+    draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)
 
@@ -361,12 +428,6 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
         tokenizer.save_pretrained(temporary)
         for path in temporary.iterdir():  # safetensors makes files that only their owner may read
             path.chmod(stat.S_IMODE((temporary / "config.json").stat().st_mode))
-
-
-def _example(name: str) -> str:
-    """Path of an example, as it can be typed in the current folder."""
-    path = Path(__file__).parents[2] / "examples" / name
-    return shlex.quote(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
 
 
 def _plain(value: Any) -> Any:

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from accelerate import DistributedType
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
+from transformers.trainer_utils import rotate_checkpoints
 
-from gpt2small_hf.runs import RunStoppedError
-from gpt2small_hf.training.guard import Guard, broken_tensors
+from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, write_json
+from gpt2small_hf.training.guard import Guard, not_finite
+from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
+from gpt2small_hf.training.resume import is_whole
+from gpt2small_hf.training.schedules import Schedule, rates
 
 
 class LanguageModelTrainer(Trainer):
     """HF's Trainer for a language model.
 
     It asks the model for its loss alone: the logits of a batch would take more memory than the rest. A bad step is
-    skipped on all ranks, counted by its kind (`guard.KINDS`), and after `max_bad_steps` in a row training stops. Under
-    fp16 it is the scaler that skips what is not finite; spikes are then counted and let pass.
+    skipped on all ranks, counted by its kind (`guard.KINDS`), and after `max_bad_steps` in a row training stops.
     """
 
     def __init__(
-        self, *args: Any, decay: str = "matrices", spike_factor: float = 50.0, max_bad_steps: int = 20, **kwargs: Any
+        self,
+        *args: Any,
+        decay: str = "matrices",
+        spike_factor: float = 50.0,
+        max_bad_steps: int = 20,
+        flops_per_token: float | None = None,
+        peak_flops: float | None = None,
+        **kwargs: Any,
     ) -> None:
         """Take what `Trainer` takes.
 
@@ -35,6 +52,8 @@ class LanguageModelTrainer(Trainer):
             decay: what weight decay shrinks, `matrices` or `all`.
             spike_factor: a gradient norm above so many medians of those before it is a bad step.
             max_bad_steps: stop after so many bad steps in a row.
+            flops_per_token: FLOPs of training on one token, forward and backward.
+            peak_flops: what one device can do in a second; with both, the log has `mfu`, the share of it that is made.
             kwargs: as `Trainer`'s.
         """
         self.decay = decay
@@ -43,7 +62,19 @@ class LanguageModelTrainer(Trainer):
         self.micro_losses: list[Tensor] = []
         self.step_losses: list[Tensor] = []
         self.norms: list[Tensor] = []
+        self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
+        self.tokens = 0  # of the interval, on all ranks
+        self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Make the accelerator; see `Trainer`. In shards, its bfloat16 would round the loss to three digits."""
+        super().create_accelerator_and_postprocess()
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy is not None:
+            policy = plugin.mixed_precision_policy
+            plugin.mixed_precision_policy = replace(policy, reduce_dtype=torch.float32, output_dtype=None)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Names of the parameters that weight decay shrinks."""
@@ -51,9 +82,68 @@ class LanguageModelTrainer(Trainer):
             return [name for name, _ in model.named_parameters()]
         return super().get_decay_parameter_names(model)
 
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The optimizer of --optim; see `Trainer.create_optimizer`. Raises: UsageError if it cannot train here."""
+        if self.args.optim == MUON and self.optimizer is None and self.optimizer_cls_and_kwargs is None:
+            trained = self.model if model is None else model
+            assert trained is not None
+            sharded = any(isinstance(parameter, DTensor) for parameter in trained.parameters())
+            if sharded or self.is_fsdp_enabled or self.is_deepspeed_enabled:
+                raise UsageError(
+                    "--optim muon works on whole matrices, and FSDP, DeepSpeed and tensor parallelism cut them up. "
+                    "Leave those out, or take --optim adamw_torch_fused."
+                )
+            self.optimizer = muon_with_adamw(trained, set(self.get_decay_parameter_names(trained)), self.args)
+        return super().create_optimizer(model)  # makes those of other names, and does what comes after
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None
+    ) -> torch.optim.lr_scheduler.LRScheduler:
+        """The schedule of --lr_scheduler_type; see `Trainer.create_scheduler`. Raises: UsageError as `rates`."""
+        if self.lr_scheduler is None:
+            share = rates(self.args, num_training_steps)
+            if share is not None:
+                self.lr_scheduler = Schedule(self.optimizer if optimizer is None else optimizer, share)
+                self._created_lr_scheduler = True  # the next call of `train` makes another
+        return super().create_scheduler(num_training_steps, optimizer)
+
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Loss of one batch; see `Trainer.compute_loss`."""
         return super().compute_loss(model, {**inputs, "skip_logits": True}, *args, **kwargs)
+
+    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        begin_at = super()._init_training_state(max_steps, *args, **kwargs)
+        # How often is logged, measured and saved is this run's, not the checkpoint's.
+        self.state.compute_steps(self.args, max_steps)
+        return begin_at
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+        """Micro-batches of one step; see `Trainer.get_batch_samples`. Starts the step's clock."""
+        self.step_began = time.perf_counter()
+        return super().get_batch_samples(self._timed(epoch_iterator), *args, **kwargs)
+
+    def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        while True:
+            began = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self.waited += time.perf_counter() - began
+            yield batch
+
+    def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
+        """Count without asking the other ranks or the device: a row has as many tokens everywhere."""
+        tokens = inputs["input_ids"].numel() * self.args.world_size
+        self.tokens += tokens
+        self.state.num_input_tokens_seen += tokens
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.step_began:  # the Trainer comes here after each step, and once more after an epoch
+            self.trained += time.perf_counter() - self.step_began
+            self.step_began = 0.0
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward of one micro-batch; see `Trainer.training_step`."""
@@ -78,7 +168,8 @@ class LanguageModelTrainer(Trainer):
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         else:
             norm = torch.as_tensor(super()._get_grad_norm(model, grad_norm), device=self.args.device)
-        kind = self.guard.judge(model, norm, self.micro_losses)
+        assert self.model is not None
+        kind = self.guard.judge(self.model, norm, self.micro_losses)  # not what DDP made of it: for the tensors' names
         self.step_losses.append(torch.stack(self.micro_losses).sum())
         self.norms.append(norm)
         self.micro_losses = []
@@ -91,13 +182,14 @@ class LanguageModelTrainer(Trainer):
     def _drop_step(self, model: nn.Module, kind: str, norm: float) -> None:
         step = self.state.global_step + 1
         if sum(self.guard.skipped.values()) == 1 and self.is_world_process_zero():
-            names = broken_tensors(model)
+            names = self.guard.broken
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             where = f" in {', '.join(names[:4])}{more}" if names else ""
             print(f"step {step}: {kind}, gradient norm {norm:g}{where}; the step is skipped.", file=sys.stderr)
-        if getattr(self.accelerator, "scaler", None) is None:
-            for parameter in model.parameters():
-                parameter.grad = None  # every optimizer passes over a parameter without one: no decay, no moments
+        # Every optimizer passes over a parameter without gradient: no decay, no moments. Under fp16 the scaler has seen
+        # by now whether all were finite, and lowers its scale if not.
+        for parameter in model.parameters():
+            parameter.grad = None
         if self.guard.in_a_row >= self.max_bad_steps:
             counts = ", ".join(f"{n} {kind}" for kind, n in self.guard.skipped.items() if n)
             raise RunStoppedError(
@@ -124,11 +216,104 @@ class LanguageModelTrainer(Trainer):
             if any(self.guard.skipped.values()):
                 logs |= {f"skipped_{kind}": n for kind, n in self.guard.skipped.items()}
             self.step_losses, self.norms = [], []
+            logs |= self._pace()
         super().log(logs, start_time)
 
+    def _pace(self) -> dict[str, float]:
+        """How fast the interval went, without what was spent on measuring and saving; begins the next one."""
+        device, per_second = self.args.device, self.tokens / self.trained if self.trained else 0.0
+        pace = {"num_input_tokens_seen": self.state.num_input_tokens_seen, "tokens_per_second": per_second}
+        if self.flops_per_token and self.peak_flops:
+            pace["mfu"] = per_second * self.flops_per_token / (self.peak_flops * self.args.world_size)
+        if device.type == "cuda":
+            pace["memory_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            pace["memory_gib"] = psutil.Process().memory_info().rss / 2**30
+        if self.trained:
+            pace["data_wait"] = self.waited / self.trained
+        self.waited = self.trained = 0.0
+        self.tokens = 0
+        return pace
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _get_output_dir(self, *args: Any, **kwargs: Any) -> str:
+        return str(self.checkpoint_in_the_making or super()._get_output_dir(*args, **kwargs))
+
     def _save_checkpoint(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
-        """Save, unless a weight is not finite. Raises: RunStoppedError in that case."""
-        for name, parameter in model.named_parameters():
-            if not parameter.isfinite().all():
-                raise RunStoppedError(f"{name} is not finite at step {self.state.global_step}, so nothing was saved.")
-        super()._save_checkpoint(model, *args, **kwargs)
+        """Save a checkpoint whole or not at all: under another name first.
+
+        Raises: RunStoppedError if a weight is not finite, and if the disk does not hold it.
+        """
+        assert self.model is not None
+        if broken := not_finite({name: p.detach() for name, p in self.model.named_parameters()}):
+            raise RunStoppedError(f"{broken[0]} is not finite at step {self.state.global_step}, so nothing was saved.")
+        checkpoints = Path(super()._get_output_dir(None))
+        name = f"checkpoint-{self.state.global_step}"
+        if is_whole(checkpoints / name):  # a signal may ask for what the schedule saves anyway
+            return
+        making = checkpoints / "in-the-making"
+        self._alone(lambda: shutil.rmtree(making, ignore_errors=True))  # what a killed process left
+        self.checkpoint_in_the_making = making
+        try:
+            super()._save_checkpoint(model, *args, **kwargs)
+        except (OSError, RuntimeError, SafetensorError) as error:
+            if not disk_is_full(error):
+                raise
+            shutil.rmtree(making, ignore_errors=True)
+            raise RunStoppedError(
+                f"the disk did not take the checkpoint of step {self.state.global_step} ({error})."
+            ) from error
+        finally:
+            self.checkpoint_in_the_making = None
+        if self.state.best_global_step == self.state.global_step:
+            self.state.best_model_checkpoint = str(checkpoints / name)
+        self._alone(lambda: self._give_name(making / name, checkpoints / name))
+
+    def _give_name(self, made: Path, name: Path) -> None:
+        self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
+        if name.exists():  # damaged, or it would not be saved again
+            shutil.rmtree(name)
+        made.rename(name)
+        made.parent.rmdir()
+        rotate_checkpoints(
+            output_dir=str(name.parent),
+            save_total_limit=self.args.save_total_limit,
+            best_model_checkpoint=self.state.best_model_checkpoint,
+            use_mtime=False,
+        )
+
+    def _alone(self, work: Any) -> None:
+        """Let one rank do some work on the disk while the others wait."""
+        if dist.is_initialized():
+            dist.barrier()
+        if self.args.should_save:
+            work()
+        if dist.is_initialized():
+            dist.barrier()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save also what the guard has seen, and the interval that is not logged yet: a resumed run does as if one."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        kept = {
+            "world_size": self.args.world_size,
+            "skipped": self.guard.skipped,
+            "in_a_row": self.guard.in_a_row,
+            "history": list(self.guard.norms),
+            "losses": [float(loss) for loss in self.step_losses],
+            "norms": [float(norm) for norm in self.norms],
+        }
+        write_json(Path(output_dir) / f"guard_{self.args.process_index}.json", kept)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        path = Path(checkpoint or "") / f"guard_{self.args.process_index}.json"
+        if not path.exists():
+            return
+        kept = read_json(path)
+        self.guard.skipped, self.guard.in_a_row = kept["skipped"], kept["in_a_row"]
+        self.guard.norms.extend(kept["history"])
+        if kept["world_size"] == self.args.world_size:  # else the ranks' parts of the interval do not fit together
+            for mine, values in ((self.step_losses, kept["losses"]), (self.norms, kept["norms"])):
+                mine += [torch.tensor(math.nan if v is None else v, device=self.args.device) for v in values]

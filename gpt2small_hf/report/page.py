@@ -1,0 +1,316 @@
+"""Run folders → a page to look at for each, and a table beside each other. Door: `python -m gpt2small_hf report RUN …`.
+
+Everything is read from the run's files; pictures are `charts.py`'s, tables `tables.py`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
+from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, number, one_line
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, whole
+
+MOST_RUNGS = 8
+"""Of a ladder."""
+MOST_CHARACTERS = 90
+"""Of a continuation that is shown."""
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf report`."""
+    parser = FlagParser(
+        prog="python -m gpt2small_hf report",
+        description="Write report.md into each run folder: what the run is, its results, charts and symptoms, and how "
+        "its text became coherent. Several runs are also compared. A run need not be finished.",
+    )
+    parser.add_argument("RUN", nargs="+", type=Path, help="A run folder, as train.py wrote it.")
+    (args,) = parser.fill(words)
+    runs = [Run(RunFolder(root)) for root in args.RUN]
+    wrote = []
+    for run in runs:
+        charts = draw_charts(run.folder)
+        with whole(run.folder.report) as temporary:
+            temporary.write_text(as_markdown(run, charts), encoding="utf-8")
+        wrote.append(f"wrote {run.folder.report} and {len(charts)} charts")
+        print(f"{as_text(run)}\n")
+    if len(runs) > 1:
+        header, rows = comparison_rows(runs)
+        print(f"{console_table(header, rows, text=(0, len(header) - 1))}\n")
+    print("\n".join(wrote))
+    print(f"next: {next_command(runs[0])}")
+
+
+class Run:
+    """What the files of a run tell."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Read them.
+
+        Raises: UsageError if it is not a run folder, or a file in it is broken.
+        """
+        if not folder.resolved.is_file():
+            raise UsageError(f"{folder.root} is not a run folder. Name one that train.py wrote, such as runs/tiny.")
+        self.folder = folder
+        self.name = folder.root.resolve().name
+        self.resolved: dict[str, Any] = read_json(folder.resolved)
+        self.metrics = _lines(folder.metrics)
+        self.train = [row for row in self.metrics if "loss" in row]
+        self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
+        self.step: int = max((row["step"] for row in self.metrics), default=0)
+        # Runs that saved no samples on the way have at least those of the finished model.
+        self.samples = _lines(folder.samples) or [
+            {"step": self.step, **completion}
+            for completion in (read_json(folder.completions)["completions"] if folder.completions.is_file() else [])
+        ]
+
+    @property
+    def tokens(self) -> int | None:
+        """Training tokens seen so far, if they were logged."""
+        return next(
+            (row["num_input_tokens_seen"] for row in reversed(self.train) if "num_input_tokens_seen" in row), None
+        )
+
+    def usual(self, name: str) -> float | None:
+        """The median of what was logged under a name, if anything was."""
+        found = values(self.train, name)
+        return float(np.nanmedian(found)) if np.isfinite(found).any() else None
+
+    @cached_property
+    def n_parameters(self) -> int | None:
+        """Parameters of the saved model, a tied head counted once; None while nothing is saved."""
+        saved = [self.folder.model / "model.safetensors", *self.folder.checkpoints.glob("*/model.safetensors")]
+        for path in saved:
+            try:
+                with path.open("rb") as file:  # length of the header, then the header: JSON with each tensor's shape
+                    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            except (OSError, ValueError):
+                continue
+            return sum(int(np.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
+        return None
+
+    @property
+    def measured_on(self) -> tuple[Any, ...] | None:
+        """What two held-out losses must have in common to be compared: text, rows and their length."""
+        if self.heldout is None:
+            return None
+        return (self.resolved["data"]["fingerprint"], *self.heldout["rows"].values())
+
+
+def _lines(path: Path) -> Rows:
+    try:
+        return read_jsonl(path) if path.is_file() else []
+    except ValueError as error:
+        raise UsageError(f"{path} has a line that is not JSON ({error}). Take that line out.") from None
+
+
+# ---- what a page says -------------------------------------------------------------------------------------------
+
+
+def status(run: Run) -> str:
+    """How far the run is, as a sentence."""
+    seen = "" if run.tokens is None else f", {run.tokens:,} tokens"
+    if run.heldout is not None:
+        return f"Finished: {run.step:,} steps{seen}."
+    wanted = run.resolved["trainer"]["max_steps"]
+    of = f" of {wanted:,}" if wanted > 0 else ""
+    so_far = f"the log ends at step {run.step:,}{of}{seen}" if run.metrics else "no step was logged"
+    on = " If it no longer runs, its command with --resume_from_checkpoint true goes on." if _newest(run) else ""
+    return f"Not finished: {so_far}.{on}"
+
+
+def facts(run: Run) -> list[list[str]]:
+    """What the run is: name and value of each fact that is known."""
+    resolved, model, trainer = run.resolved, run.resolved["model"], run.resolved["trainer"]
+    made_by, device = resolved["made_by"], resolved["device"]
+    sizes = (
+        f"{model['num_hidden_layers']} layers, {model['hidden_size']:,} wide, {model['num_attention_heads']} heads, "
+        f"context {model['max_position_embeddings']:,}, vocabulary {model['vocab_size']:,}, "
+        f"head {'tied' if model['tie_word_embeddings'] else 'untied'}"
+    )
+    clip = trainer["max_grad_norm"]
+    speed = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}", "memory_gib": "{:.1f} GiB of memory"}
+    usual = {name: run.usual(name) for name in speed}
+    known = {
+        "recipe": recipe_name(resolved),
+        "model": sizes if run.n_parameters is None else f"{run.n_parameters:,} parameters: {sizes}",
+        "data": f"{resolved['data']['folder']} (fingerprint {resolved['data']['fingerprint'][:12]})",
+        "training": f"learning rate {trainer['learning_rate']:.1e}, {trainer['lr_scheduler_type']}, "
+        f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer['seed']}",
+        "speed": ", ".join(speed[name].format(value) for name, value in usual.items() if value is not None),
+        "device": f"{device['count']} x {device['type']} {device['name']}",
+        "command": made_by["command"],
+        "commit": made_by["commit"],
+        "begun": made_by["date"],
+        "versions": ", ".join(f"{name} {version}" for name, version in made_by["versions"].items()),
+    }
+    return [[name, value] for name, value in known.items() if value]
+
+
+def troubles(run: Run) -> list[str]:
+    """Symptoms and skipped steps, a sentence each."""
+    found = [f"step {row['step']:,}, {row['symptom']}: {row['says']}" for row in run.metrics if "symptom" in row]
+    if skips := new_skips(run.train):
+        kinds: dict[str, int] = {}
+        for _, grown in skips:
+            for kind, n in grown.items():
+                kinds[kind] = kinds.get(kind, 0) + n
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
+        when = f"logged at step {skips[0][0]:,}" + (f" to {skips[-1][0]:,}" if len(skips) > 1 else "")
+        found.append(f"{sum(kinds.values()):,} steps skipped ({counts}), {when}")
+    return found
+
+
+def evaluations(run: Run) -> str | None:
+    """The best and the last evaluation while training, as a sentence."""
+    held = [row for row in run.metrics if row.get("eval_loss") is not None]
+    found = best(values(held, "step"), values(held, "eval_loss"))
+    if found is None:
+        return None
+    step, loss, last = *found, held[-1]
+    if step == last["step"]:
+        return f"While training, held-out loss was lowest at the last evaluation, step {step:,}: {loss:.3f}."
+    at_last = f"at the last evaluation, step {last['step']:,}: {last['eval_loss']:.3f}"
+    return f"While training, held-out loss was lowest at step {step:,}: {loss:.3f}; {at_last}."
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How the continuation of one prompt became coherent: from the first step to the last."""
+
+    prompt: str
+    rows: list[list[str]]
+
+    def table(self) -> str:
+        """Steps, held-out loss then, and the text, for the console."""
+        return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
+
+
+def ladders(run: Run) -> list[Ladder]:
+    """One ladder a prompt, from what the run wrote at its saves."""
+    by_prompt: dict[str, dict[int, str]] = {}
+    for sample in run.samples:
+        by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample["sampled"]
+    held = [(row["step"], row["eval_loss"]) for row in run.metrics if row.get("eval_loss") is not None]
+    return [
+        Ladder(
+            one_line(prompt),
+            [
+                [f"{step:,}", loss_then(held, step), one_line(texts[step], MOST_CHARACTERS)]
+                for step in rungs(list(texts))
+            ],
+        )
+        for prompt, texts in by_prompt.items()
+    ]
+
+
+def rungs(steps: Sequence[int], most: int = MOST_RUNGS) -> list[int]:
+    """At most so many of the steps, with the first and the last, those between evenly spread on a logarithmic scale."""
+    steps = sorted(set(steps))
+    if len(steps) <= most:
+        return steps
+    # Zero has no logarithm: where it is the first step, the scale begins at the second.
+    begin = 1 if steps[0] == 0 else 0
+    wanted = np.geomspace(steps[begin], steps[-1], most - begin)
+    near = {min(steps[begin:], key=lambda step, to=target: abs(step - to)) for target in wanted}
+    return sorted({steps[0], steps[-1], *near})
+
+
+def loss_then(held: Sequence[tuple[int, float]], step: int) -> str:
+    """The last held-out loss up to a step, with its own step where that is another."""
+    before = [(at, loss) for at, loss in held if at <= step]
+    if not before:
+        return number(None, "")
+    at, loss = before[-1]
+    return f"{loss:.3f}" if at == step else f"{loss:.3f} at {at:,}"
+
+
+def comparison_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+    """Runs beside each other as a table: header, rows. The last column says which losses do not compare."""
+    reference = next((run.measured_on for run in runs if run.heldout is not None), None)
+    header = ["run", "held-out loss", "bits/byte", "steps", "tokens", "tokens/s", ""]
+    rows = []
+    for run in runs:
+        after = {} if run.heldout is None else run.heldout["after"]
+        if run.heldout is None:
+            note = "not finished"
+        else:
+            note = "" if run.measured_on == reference else "measured on other rows"
+        rows.append(
+            [
+                str(run.folder.root),
+                number(after.get("loss"), ".3f"),
+                number(after.get("bits_per_byte"), ".3f"),
+                f"{run.step:,}",
+                number(run.tokens, ","),
+                number(run.usual("tokens_per_second"), ",.0f"),
+                note,
+            ]
+        )
+    return header, rows
+
+
+# ---- a page -----------------------------------------------------------------------------------------------------
+
+
+def as_markdown(run: Run, charts: Sequence[Path]) -> str:
+    """The page. Pictures are linked relative to the run folder; nothing that a model or a user wrote is markup."""
+    parts = [f"# {escaped(run.name)}", escaped(status(run)), markdown_table(["", ""], facts(run), text=(0, 1))]
+    parts.append("## Held-out loss")
+    if run.heldout is not None:
+        parts.append(markdown_table(*heldout_rows(run.heldout)))
+    parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
+    parts.append("## Charts")
+    parts += [f"![{path.stem.replace('_', ' ')}]({path.relative_to(run.folder.root).as_posix()})" for path in charts]
+    if not charts:
+        parts.append("Nothing was logged yet.")
+    parts.append("## Symptoms and skipped steps")
+    parts.append("\n".join(f"- {escaped(trouble)}" for trouble in troubles(run)) or "None.")
+    parts.append("## How its text became coherent")
+    for ladder in ladders(run):
+        parts.append(f"Sampled after: {escaped(ladder.prompt)}")
+        parts.append(fenced(ladder.table()))
+    if not run.samples:
+        parts.append("No samples were saved.")
+    return "\n\n".join(parts) + "\n"
+
+
+def fenced(text: str) -> str:
+    """Text as a code block of Markdown, whatever is in it."""
+    fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
+    return f"{fence}text\n{text}\n{fence}"
+
+
+def as_text(run: Run) -> str:
+    """The page for the console: without facts and charts."""
+    parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
+    if run.heldout is not None:
+        parts.append(console_table(*heldout_rows(run.heldout)))
+    lines = [evaluations(run) or "", *troubles(run)]
+    parts.append("\n".join(line for line in lines if line))
+    parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def next_command(run: Run) -> str:
+    """A line that goes on from here: let the model write, or look again."""
+    model = run.folder.model if run.folder.model.is_dir() else _newest(run)
+    if model is None:
+        return f"python -m gpt2small_hf report {shlex.quote(str(run.folder.root))}"
+    return f"python examples/use_from_hub.py {shlex.quote(str(model))}"
+
+
+def _newest(run: Run) -> Path | None:
+    """The last checkpoint, if there is one."""
+    found = [path for path in run.folder.checkpoints.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return max(found, key=lambda path: int(path.name[11:]), default=None)

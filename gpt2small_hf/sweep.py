@@ -1,0 +1,334 @@
+"""Door: `python -m gpt2small_hf sweep FOLDER`. Recipes → runs with several seeds, and what each change brings.
+
+Each run is train.py's, in a process of its own. Statistics, table and chart are `report/sweep.py`'s.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from gpt2small_hf.data.dataset import read_meta
+from gpt2small_hf.flags import FlagParser, read_recipe
+from gpt2small_hf.report.sweep import BASELINE, SweepFolder, stopped_because, write_report
+from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, read_json
+from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
+from gpt2small_hf.training.callbacks import duration
+from gpt2small_hf.training.resume import MAY_CHANGE, MAY_CHANGE_ALL
+from gpt2small_hf.training.run import check_sizes, find_data
+
+TRAIN = Path(__file__).parents[1] / "train.py"
+LINES_OF_TAIL = 15
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+@dataclass
+class SweepArguments:
+    """Which runs, how many at a time, and where."""
+
+    _argument_group_name = "sweep"
+
+    seeds: int = field(
+        default=3,
+        metadata={
+            "help": "The baseline is run with so many initial-weight seeds, and each with so many training seeds."
+        },
+    )
+    seeds_per_intervention: int | None = field(
+        default=None,
+        metadata={"help": "Every other recipe is run with so many pairs of seeds (1, 1), (2, 2), …; unset: 2."},
+    )
+    n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
+    output_dir: Path | None = field(
+        default=None, metadata={"help": "Folder of the run folders and of the table; unset: runs/<name of FOLDER>."}
+    )
+    only: list[str] = field(
+        default_factory=list, metadata={"help": "Run these recipes only; the table has all that were run."}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Do the runs again whose recipe or text was changed."})
+    table_only: bool = field(default=False, metadata={"help": "Run nothing: make the table of what is there."})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "seeds_per_intervention", "n_jobs"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UsageError(f"--{name} is {getattr(self, name)}. Give 1 or more.")
+        if self.seeds_per_intervention is None:
+            self.seeds_per_intervention = min(2, self.seeds)
+        if self.seeds_per_intervention > self.seeds:
+            raise UsageError(
+                f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
+                "(--seeds), and runs are compared with the baseline's of the same seeds. Give at most as many."
+            )
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with its two seeds."""
+
+    recipe: Path
+    init_seed: int
+    seed: int
+    """Of dropout and of the order of rows."""
+    folder: RunFolder
+    log: Path
+
+    @property
+    def words(self) -> list[str]:
+        """What follows `train.py`."""
+        seeds = ["--init_seed", str(self.init_seed), "--seed", str(self.seed), "--data_seed", str(self.seed)]
+        return [str(self.recipe), *seeds, "--output_dir", str(self.folder.root)]
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf sweep`."""
+    parser = FlagParser(
+        SweepArguments,
+        prog="python -m gpt2small_hf sweep",
+        usage="python -m gpt2small_hf sweep FOLDER [--flag value …]",
+        description="Run every recipe of a folder with several seeds, and say which changes of the held-out loss are "
+        f"larger than its noise. The folder has a {BASELINE}.yaml, which the others are compared with. When it was "
+        "stopped, the same command goes on.",
+    )
+    parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
+    args, where = parser.fill(words)
+    sweep(where.FOLDER, args)
+
+
+def sweep(recipes_dir: Path, args: SweepArguments) -> None:
+    """Do the runs that are not done yet, and write the table.
+
+    Raises: UsageError for what has to be mended before the first run; RunStoppedError if a run fails for another reason
+        than that it does not learn; RunInterruptedError when a signal ended it.
+    """
+    recipes = find_recipes(recipes_dir)
+    folder = SweepFolder(args.output_dir or Path("runs") / recipes_dir.resolve().name)
+    if args.table_only:
+        print(write_report(folder, recipes))
+        return
+    if not TRAIN.is_file():
+        raise UsageError(f"{TRAIN} is not there: runs are train.py's, which is in a checkout beside the package.")
+    for name in args.only:
+        if name not in recipes:
+            near = difflib.get_close_matches(name, recipes, 1)
+            raise UsageError(
+                f"{recipes_dir} has no recipe {name}.yaml." + (f" Did you mean {near[0]}?" if near else "")
+            )
+    jobs = [job for job in plan(recipes, args, folder) if not args.only or job.recipe.stem in args.only]
+    folder.root.mkdir(parents=True, exist_ok=True)
+    with alone(folder) as lock:
+        fingerprints = prepare({job.recipe: job for job in [*plan(recipes, args, folder)[:1], *jobs]})
+        changed = [job for job in jobs if has_changed(job, fingerprints[job.recipe])]
+        if changed and not args.overwrite:
+            names = ", ".join(job.folder.root.name for job in changed)
+            raise UsageError(
+                f"in {folder.root}, made with another recipe or text than now: {names}. Do these again with "
+                "--overwrite, or choose another --output_dir."
+            )
+        waiting = [job for job in jobs if job in changed or not is_done(job)]
+        n_recipes = len({job.recipe for job in jobs})
+        print(f"{len(jobs):,} runs of {n_recipes:,} recipes, {len(waiting):,} of them to do", flush=True)
+        try:
+            run_all(waiting, n_jobs=args.n_jobs, overwrite=changed, lock=lock)
+        finally:
+            print(write_report(folder, recipes))
+    print(f"next: python -m gpt2small_hf report {shlex.quote(str(folder.root))}/*-i1-t1")
+
+
+def find_recipes(folder: Path) -> dict[str, Path]:
+    """The recipes of a folder by name, the baseline first. Raises: UsageError if there is no baseline."""
+    recipes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if BASELINE not in recipes:
+        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
+    return {BASELINE: recipes.pop(BASELINE), **recipes}
+
+
+def plan(recipes: dict[str, Path], args: SweepArguments, folder: SweepFolder) -> list[Job]:
+    """All runs, in the order they are done: the baseline's noise first, then each recipe once, and then once more."""
+    seeds = range(1, args.seeds + 1)
+    wanted = [(BASELINE, i, t) for i in seeds for t in seeds]
+    wanted += [(name, i, i) for i in seeds[: args.seeds_per_intervention] for name in recipes if name != BASELINE]
+    jobs = []
+    for name, i, t in wanted:
+        run = folder.run(name, i, t)
+        jobs.append(Job(recipes[name], i, t, run, folder.log(run)))
+    return jobs
+
+
+# ---- before the first run ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone(folder: SweepFolder) -> Iterator[int]:
+    """Keep every other sweep out of the folder, until this one and all runs it began are at their end.
+
+    Yields: the lock's file descriptor. Runs inherit it, so they hold the lock even after this process was killed.
+    Raises: UsageError if another sweep, or a run that one left behind, is at work in the folder.
+    """
+    with folder.lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another sweep, or a run that one began, is at work in {folder.root}. Wait for its end, or end it."
+            ) from None
+        yield file.fileno()
+
+
+def prepare(jobs: dict[Path, Job]) -> dict[Path, str]:
+    """Read all recipes and prepare their text, so that nothing is found wrong, and no two runs prepare, later on.
+
+    Returns: the fingerprint of each recipe's text.
+    Raises:  UsageError for a recipe that train.py would refuse, or that is measured on other rows than the first.
+    """
+    fingerprints, measured_on, made = {}, {}, {}
+    for recipe, job in jobs.items():
+        args = parse_arguments(job.words, recipe)
+        source = repr((args.run.data_dir, args.data))
+        seq_len = check_sizes(args)
+        made[source] = made.get(source) or find_data(args)
+        fingerprints[recipe] = read_meta(made[source])["fingerprint"]
+        measured_on[recipe] = (fingerprints[recipe], seq_len, args.run.max_eval_samples)
+    first = next(iter(jobs))
+    for recipe, rows in measured_on.items():
+        if rows != measured_on[first]:
+            raise UsageError(
+                f"{recipe} is measured on other held-out rows than {first}, so they cannot be compared. Give both the "
+                "same text, tokenizer, seq_len and max_eval_samples."
+            )
+    return fingerprints
+
+
+def has_changed(job: Job, fingerprint: str) -> bool:
+    """Whether what is in the run's folder was made with another recipe, seed or text."""
+    if not job.folder.resolved.exists():
+        return False
+    resolved = read_json(job.folder.resolved)
+    then = (resolved["run"]["init_seed"], resolved["trainer"]["seed"], resolved["trainer"]["data_seed"])
+    return (
+        then != (job.init_seed, job.seed, job.seed)
+        or resolved["data"]["fingerprint"] != fingerprint
+        or what_counts(job.folder.recipe) != what_counts(job.recipe)
+    )
+
+
+def what_counts(recipe: Path) -> dict[str, object]:
+    """The settings of a recipe that decide what is learned."""
+    settings = read_recipe(recipe, ALTERNATIVES)
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in MAY_CHANGE - {"per_device_train_batch_size", "gradient_accumulation_steps"}
+        and not name.startswith(MAY_CHANGE_ALL)
+    }
+
+
+def is_done(job: Job) -> bool:
+    """Whether the run is finished, or stopped because it does not learn."""
+    return job.folder.finished or stopped_because(job.log) is not None
+
+
+# ---- the runs ----------------------------------------------------------------------------------------------------
+
+
+def run_all(waiting: list[Job], *, n_jobs: int, overwrite: list[Job], lock: int) -> None:
+    """Do all runs, `n_jobs` at a time, and say a line when one ends.
+
+    Raises: as `sweep`, once no run is left at work.
+    """
+    waiting = list(waiting)
+    n_wanted, seconds = len(waiting), []
+    active: dict[subprocess.Popen[bytes], tuple[Job, float]] = {}
+    failed: Job | None = None
+    with signals() as caught:
+        told = 0
+        while active or (waiting and not caught and not failed):
+            while waiting and len(active) < n_jobs and not caught and not failed:
+                job = waiting.pop(0)
+                active[begin(job, overwrite=job in overwrite, lock=lock)] = job, time.perf_counter()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            for process in [process for process in active if process.poll() is not None]:
+                job, began = active.pop(process)
+                if process.returncode == 0 or (process.returncode == 3 and stopped_because(job.log)):
+                    seconds.append(time.perf_counter() - began)
+                    left = n_wanted - len(seconds)
+                    print(f"{words_for(job, seconds[-1])} · {words_for_rest(left, seconds, n_jobs)}", flush=True)
+                elif not caught:
+                    failed = failed or job
+            wanted = max(len(caught), 1 if failed else 0)
+            if told < wanted:  # the first lets a run save what it has, a second one ends it
+                told = wanted
+                for process in active:
+                    process.terminate()
+    if failed:
+        tail = failed.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LINES_OF_TAIL:]
+        print("\n".join(tail), file=sys.stderr)
+        raise RunStoppedError(
+            f"{failed.folder.root.name} failed; all that it said is in {failed.log}. Mend it, and the same command "
+            "goes on."
+        )
+    if caught:
+        name = signal.Signals(caught[0]).name
+        raise RunInterruptedError(f"{name}. The same command goes on with what is left.", caught[0])
+
+
+@contextmanager
+def signals() -> Iterator[list[int]]:
+    """Collect the signals that ask to end, in place of ending."""
+    caught: list[int] = []
+
+    def catch(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        os.write(
+            2, b"\nstopping, once the runs at work have saved what they have; a second signal ends them at once.\n"
+        )
+
+    # A hangup that is ignored (nohup) stays so.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    former = {number: signal.signal(number, catch) for number in numbers}
+    try:
+        yield caught
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def begin(job: Job, *, overwrite: bool, lock: int) -> subprocess.Popen[bytes]:
+    """Start a run, all it says going to its log."""
+    words = [*job.words, *(["--overwrite"] if overwrite else [])]
+    with job.log.open("a", encoding="utf-8") as log:
+        log.write(f"$ {shlex.join(['python', 'train.py', *words])}\n")
+        log.flush()
+        return subprocess.Popen(
+            [sys.executable, str(TRAIN), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},  # what is said last stands last
+            start_new_session=True,  # Ctrl-C is for us: to a run it would be the first signal, and ours the second
+            pass_fds=[lock],
+        )
+
+
+def words_for(job: Job, seconds: float) -> str:
+    """A finished run in a line."""
+    if job.folder.finished:
+        result = f"held-out {read_json(job.folder.heldout)['after']['loss']:.4f}"
+    else:
+        result = f"stopped: {stopped_because(job.log)}"
+    return f"{job.folder.root.name}  {result}  {duration(seconds)}"
+
+
+def words_for_rest(left: int, seconds: list[float], n_jobs: int) -> str:
+    """How many runs are left, and for how long if they go on as they did."""
+    return f"{left:,} left, about {duration(sum(seconds) / len(seconds) * left / n_jobs)}" if left else "the last"

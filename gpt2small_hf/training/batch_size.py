@@ -1,0 +1,126 @@
+"""Which micro-batch is the largest that fits in memory. The rows a step stay as they are."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from dataclasses import dataclass
+
+import psutil
+import torch
+from torch import distributed as dist
+
+from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.arguments import TrainerArguments
+
+USABLE = 0.9
+"""Share of the free memory that a step may take: allocators leave gaps, and other processes live too."""
+
+
+@dataclass
+class Trial:
+    """One size that was tried."""
+
+    rows: int
+    gib: float
+    """Memory at its highest, GiB; all that the device gives, if it did not fit."""
+    tokens_per_second: float | None
+    """None if it did not fit."""
+
+
+def find_batch_size(model: GPT2SmallForCausalLM, args: TrainerArguments, seq_len: int) -> list[Trial]:
+    """Set the largest micro-batch that fits, and the accumulation that keeps the rows a step, in `args`.
+
+    Sizes that divide a device's rows a step are tried from below with a whole step each (forward, backward, optimizer),
+    on a copy of the model; the ranks agree on the smallest answer. On a CPU, where too much would end the process, a
+    size is tried only if the growth so far says that it fits.
+
+    Returns: what was tried. Raises: UsageError if one row does not fit.
+    """
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    trials: list[Trial] = []
+    for size in (n for n in range(1, rows + 1) if rows % n == 0):
+        if args.device.type == "cpu" and not _will_fit(trials, size):
+            break
+        trials.append(_try(model, args, size, seq_len))
+        if trials[-1].tokens_per_second is None:
+            break
+    best = max((trial.rows for trial in trials if trial.tokens_per_second is not None), default=0)
+    if dist.is_initialized():
+        agreed = torch.tensor(best, device=args.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MIN)
+        best = int(agreed)
+    if not best:
+        raise UsageError(
+            f"not even one row of {seq_len:,} tokens fits in memory. Shorten --seq_len, make the model smaller, "
+            "or give --activation_checkpointing."
+        )
+    args.per_device_train_batch_size, args.gradient_accumulation_steps = best, rows // best
+    return trials
+
+
+def _will_fit(trials: list[Trial], size: int) -> bool:
+    if len(trials) < 2:
+        return True
+    a, b = trials[-2:]
+    a_row = max(0.0, (b.gib - a.gib) / (b.rows - a.rows))
+    return (size - b.rows) * a_row < USABLE * psutil.virtual_memory().available / 2**30
+
+
+def _try(model: GPT2SmallForCausalLM, args: TrainerArguments, size: int, seq_len: int) -> Trial:
+    device = args.device
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    trial = copy.deepcopy(model).to(device).train()  # pyright: ignore[reportArgumentType]
+    if args.activation_checkpointing:
+        trial.activation_checkpointing_enable()
+    optimizer = torch.optim.AdamW(trial.parameters())
+    ids = torch.zeros(size, seq_len, dtype=torch.long, device=device)
+    highest, began = 0.0, 0.0
+    try:
+        with torch.random.fork_rng([device] if on_gpu else []):
+            for _ in range(2):  # the optimizer's state comes with the first step
+                began = time.perf_counter()
+                with torch.autocast(device.type, dtype, enabled=dtype is not None):
+                    loss = trial(input_ids=ids, labels=ids, skip_logits=True).loss
+                highest = max(highest, psutil.Process().memory_info().rss / 2**30)
+                loss.backward()
+                highest = max(highest, psutil.Process().memory_info().rss / 2**30)
+                optimizer.step()
+                optimizer.zero_grad()
+                if on_gpu:
+                    torch.cuda.synchronize(device)
+        pace = size * seq_len / (time.perf_counter() - began)
+    except torch.OutOfMemoryError:
+        return Trial(size, torch.cuda.get_device_properties(device).total_memory / 2**30, None)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error):  # PyTorch's words when a CPU has no more
+            raise
+        return Trial(size, psutil.virtual_memory().total / 2**30, None)
+    finally:
+        del trial, optimizer, ids
+        gc.collect()
+    return Trial(size, torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else highest, pace)
+
+
+def trials_table(trials: list[Trial], args: TrainerArguments) -> str:
+    """What was tried and what was chosen, as text."""
+    rows = [
+        [
+            f"{trial.rows:,} rows",
+            f"{trial.gib:.1f} GiB",
+            "does not fit" if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f} tok/s",
+        ]
+        for trial in trials
+    ]
+    return (
+        f"{console_table(['micro-batch', 'memory', 'pace'], rows)}\n"
+        f"using --per_device_train_batch_size {args.per_device_train_batch_size} "
+        f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
+    )

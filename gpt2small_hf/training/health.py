@@ -1,0 +1,231 @@
+"""Rows of `metrics.jsonl` → symptoms in plain words while training runs: what is seen, why it may be, what to try.
+
+Each is named once a run. `guard.py` skips bad steps by itself; what stands here is for a human to act on.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from gpt2small_hf.runs import append_jsonl, read_jsonl
+
+# A spike: a loss above the usual by this share of it, by so many nats, so many times the largest rise of late, and so
+# many standard deviations of its logarithm.
+SPIKE_SHARE, SPIKE_LEAST, SPIKE_RISES, SPIKE_DEVIATIONS = 0.1, 0.2, 2.0, 6.0
+RECENT, HISTORY, ENOUGH, FEW = 8, 64, 16, 10
+"""Intervals that say what is usual; that say how noisy it is; that suffice for that; that suffice to see a doubling."""
+PLATEAU_ROWS, PLATEAU_SHARE = 30, 0.25
+"""A plateau lasts so many intervals, and this share of the run."""
+PLATEAU_GAIN = 0.02
+"""What it may gain at most, as a share of the loss, counting what noise may hide."""
+WORSE_EVALUATIONS, WORSE_SHARE = 3, 0.002
+"""Evaluations in a row above the best, each by this share of it: less is the jitter of a level loss."""
+MOST_NORM = 100.0
+WAITING_ROWS, MOST_WAITING = 5, 0.1
+
+
+class Symptoms:
+    """Judges rows of metrics one after the other."""
+
+    def __init__(self, *, peak_rate: float, warmup_steps: int, total_steps: int) -> None:
+        """Take what the learning rate is meant to do, in optimizer steps."""
+        self.peak_rate, self.warmup_steps, self.total_steps = peak_rate, warmup_steps, total_steps
+        self.named: set[str] = set()
+        self.losses: dict[str, deque[float]] = {key: deque(maxlen=HISTORY) for key in ("loss_max", "loss")}
+        self.best: tuple[float, int] | None = None
+        self.worse = 0
+        self.since_best: list[float] = []
+        self.at_full_rate: list[tuple[int, float]] = []
+        self.highest_rate = 0.0
+        self.waits: deque[float] = deque(maxlen=WAITING_ROWS)
+
+    def judge(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """One row → the symptoms it shows for the first time: `{"step", "symptom", "says"}` each.
+
+        A row that names a symptom counts as said; what is None or not finite in a row is passed over.
+        """
+        if "symptom" in row:
+            self.named.add(row["symptom"])
+            return []
+        numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        seen = {
+            "loss spike": self._spike(numbers),
+            "plateau": self._plateau(numbers),
+            "overfitting": self._overfitting(numbers),
+            "learning rate": self._rate(numbers),
+            "gradient norm": self._norm(numbers),
+            "waiting for data": self._waiting(numbers),
+        }
+        new = {name: says for name, says in seen.items() if says and name not in self.named}
+        self.named |= new.keys()
+        return [{"step": row["step"], "symptom": name, "says": says} for name, says in new.items()]
+
+    def _spike(self, row: dict[str, Any]) -> str | None:
+        says = None
+        for key, before in self.losses.items():
+            if key in row:
+                value = row[key]
+                if is_spike(value, before):
+                    says = says or (
+                        f"the loss jumped to {value:.2f} from about {usual(before):.2f}: a bad batch, or too high a "
+                        "rate; if it stays up, go on from an earlier checkpoint with a lower --learning_rate or "
+                        "--max_grad_norm."
+                    )
+                before.append(value)
+        return says
+
+    def _plateau(self, row: dict[str, Any]) -> str | None:
+        if "loss" not in row or "learning_rate" not in row or row["step"] <= self.warmup_steps:
+            return None
+        if row["learning_rate"] < self.peak_rate / 2:  # on its way to the end, where little is learned
+            self.at_full_rate = []
+            return None
+        self.at_full_rate.append((row["step"], row["loss"]))
+        begin = row["step"] - PLATEAU_SHARE * self.total_steps
+        n = max(PLATEAU_ROWS, sum(step >= begin for step, _ in self.at_full_rate))
+        steps, losses = np.array(self.at_full_rate[-n:], dtype=float).T
+        if len(steps) < n or steps[0] > begin + (steps[1] - steps[0]):
+            return None
+        gain, error = gain_of(steps, losses)
+        if gain > 2 * error or gain + 2 * error > PLATEAU_GAIN * losses.mean():
+            return None
+        return (
+            f"the loss has stayed at {losses.mean():.2f} for {steps[-1] - steps[0]:,.0f} steps: the learning rate may "
+            "be far off, or the labels may not follow from the input; look at the rows, and try a --learning_rate "
+            "three times lower and one three times higher."
+        )
+
+    def _overfitting(self, row: dict[str, Any]) -> str | None:
+        if "loss" in row:
+            self.since_best.append(row["loss"])
+        if "eval_loss" not in row:
+            return None
+        if self.best is None or row["eval_loss"] <= self.best[0]:
+            self.best, self.worse, self.since_best = (row["eval_loss"], row["step"]), 0, []
+            return None
+        self.worse = self.worse + 1 if row["eval_loss"] > self.best[0] * (1 + WORSE_SHARE) else 0
+        half = len(self.since_best) // 2
+        # In the first pass over the rows there is nothing yet to know by heart.
+        if self.worse < WORSE_EVALUATIONS or not half or row.get("epoch", math.inf) <= 1:
+            return None
+        if statistics.fmean(self.since_best[-half:]) >= statistics.fmean(self.since_best[:half]):
+            return None
+        return (
+            f"the held-out loss has been above its best, {self.best[0]:.3f} at step {self.best[1]:,}, for {self.worse} "
+            "evaluations while the training loss falls: the model learns its rows by heart; take the checkpoint of "
+            "that step, or train on more text, or with dropout."
+        )
+
+    def _rate(self, row: dict[str, Any]) -> str | None:
+        if "learning_rate" not in row:
+            return None
+        self.highest_rate = max(self.highest_rate, row["learning_rate"])
+        # Past half-way a schedule may be on its way down, and a log that begins there has not seen its peak.
+        well_after_warmup = max(2 * self.warmup_steps, self.warmup_steps + 5) <= row["step"] <= self.total_steps / 2
+        if not well_after_warmup or self.highest_rate > self.peak_rate / 2:
+            return None
+        return (
+            f"the learning rate is {row['learning_rate']:.1e} and was never above half of its peak of "
+            f"{self.peak_rate:.1e}, though warm-up was to take {self.warmup_steps:,} steps: little is learned; see "
+            "--learning_rate, --lr_scheduler_type and --warmup_steps, which counts optimizer steps."
+        )
+
+    def _norm(self, row: dict[str, Any]) -> str | None:
+        norm = row.get("grad_norm_max", row.get("grad_norm", 0.0))
+        if norm <= MOST_NORM:
+            return None
+        return (
+            f"the gradient norm reached {norm:,.0f}, where 0.1 to 10 is usual: training is unstable; lower "
+            "--learning_rate, warm up longer, or clip at --max_grad_norm 1."
+        )
+
+    def _waiting(self, row: dict[str, Any]) -> str | None:
+        if "data_wait" in row:
+            self.waits.append(row["data_wait"])
+        if len(self.waits) < WAITING_ROWS or min(self.waits) <= MOST_WAITING:
+            return None
+        return (
+            f"{statistics.fmean(self.waits):.0%} of the time goes into waiting for rows: they are read too slowly; "
+            "raise --dataloader_num_workers, or put the prepared folder on a faster disk."
+        )
+
+
+def usual(before: Sequence[float]) -> float:
+    """The level of the losses so far."""
+    return statistics.median(list(before)[-RECENT:])
+
+
+def is_spike(value: float, before: Sequence[float]) -> bool:
+    """Whether a loss is above those before it by more than noise explains.
+
+    Noise is measured on the changes from one loss to the next, which vary by the root of two times as much: so a
+    falling loss is not noise. It grows while a model learns, so the newest changes are looked at by themselves too.
+    Losses of few rows are skewed and their logarithms hardly, hence those; what rose lately may rise so far again.
+    """
+    if len(before) < FEW:
+        return False
+    level, largest_rise = usual(before), float(np.diff(before).max())
+    share = SPIKE_SHARE if len(before) >= ENOUGH else 1.0
+    if value - level <= max(share * level, SPIKE_LEAST, SPIKE_RISES * largest_rise):
+        return False
+    least = 1e-3  # nats: below, losses are rounding
+    changes = np.diff(np.log(np.maximum(before, least)))
+    noise = max(float(changes.std()), float(changes[-RECENT:].std())) / math.sqrt(2)
+    return math.log(value / max(level, least)) > SPIKE_DEVIATIONS * noise
+
+
+def gain_of(steps: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
+    """How far the straight line through the losses falls from first to last step, and that number's standard error."""
+    x = steps - steps.mean()
+    slope = (x @ losses) / (x @ x)
+    off = losses - losses.mean() - slope * x
+    error = math.sqrt((off @ off) / (len(x) - 2) / (x @ x))
+    length = steps[-1] - steps[0]
+    return float(-slope * length), float(error * length)
+
+
+class Health(TrainerCallback):
+    """Names each symptom on stderr and in `metrics.jsonl`, once a run: a resumed run knows what was said before."""
+
+    def __init__(self, metrics: Path) -> None:
+        """Take the run's metrics file. Put this callback behind the one that writes it."""
+        self.metrics = metrics
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Read what was measured, and said, up to here."""
+        groups = kwargs["optimizer"].param_groups
+        self.symptoms = Symptoms(
+            peak_rate=groups[0].get("initial_lr", args.learning_rate),
+            warmup_steps=args.get_warmup_steps(state.max_steps),
+            total_steps=state.max_steps,
+        )
+        if state.is_world_process_zero and self.metrics.exists():
+            for row in read_jsonl(self.metrics):
+                if row["step"] <= state.global_step:
+                    self.symptoms.judge(row)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Say what is new."""
+        if not state.is_world_process_zero or not logs:
+            return
+        for row in self.symptoms.judge({"step": state.global_step, **logs}):
+            print(f"symptom: step {row['step']:,}, {row['symptom']}: {row['says']}", file=sys.stderr)
+            append_jsonl(self.metrics, row)

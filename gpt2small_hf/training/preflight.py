@@ -1,0 +1,451 @@
+"""A trainer and its rows → what is wrong with them, found before the first step. Each check is of a failure once met.
+
+It computes in full precision, on this process alone, with two to four rows: less work than a step or two of training.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.evaluation.heldout import seen_in_training
+from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.schedules import rates
+from gpt2small_hf.training.trainer import LanguageModelTrainer
+
+Batch = dict[str, Tensor]
+
+ROWS_LOOKED_AT = 1000
+SAME = 2e-3
+"""Share by which two ways to compute a loss or gradient norm may differ."""
+LEAKED = 1e-4
+"""A token that may not be seen changes logits by more than this share of their standard deviation."""
+HELDOUT_TOKENS, TRAINING_TOKENS = 100_000, 2_000_000
+"""Read to see whether held-out text was trained on: about a second's work."""
+SEEN_NOTED, SEEN_REFUSED = 0.1, 0.98
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    verdict: Literal["ok", "note", "fail"]
+    says: str
+    """What was found; for a failure also what to do."""
+
+
+def preflight(
+    trainer: LanguageModelTrainer,
+    *,
+    rows: TokenDataset,
+    heldout: TokenDataset,
+    total_steps: int,
+    tokens_per_step: int,
+    folder_to_write: Path,
+    fresh: bool,
+    free_bytes: int | None = None,
+) -> list[Check]:
+    """Check what is about to be trained, and leave no trace: all of the trainer is as it was, gradients are None.
+
+    Args:
+        trainer: before `train`. One rank of several may do this alone.
+        rows: to train on.
+        heldout: to measure on.
+        total_steps: optimizer steps of the run.
+        tokens_per_step: tokens that all ranks together train on in a step.
+        folder_to_write: where checkpoints and model will lie; it need not exist yet.
+        fresh: whether the weights are initial ones.
+        free_bytes: space on the disk; unset, what that folder's disk has.
+
+    Returns: the checks. The model is tried only if the data are fit for it.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with _no_trace(trainer, model):
+        looked_at = {"training": _batches(trainer, rows), "held-out": _batches(trainer, heldout)}
+        checks = [_text(trainer, rows), _ids(model, rows, looked_at), *_labels(looked_at)]
+        if all(check.verdict != "fail" for check in checks):
+            batch = _some_rows(trainer, rows, looked_at["training"], model.device)
+            with torch.no_grad():
+                loss = float(trainer.compute_loss(model, batch))
+            if fresh:
+                checks.append(_initial_loss(model, loss))
+            checks += [_count(trainer, model, batch, loss), *_accumulation_and_gradients(trainer, model, batch)]
+            checks += [_causality(model, batch), *_documents(model, looked_at["training"]), _tied(model)]
+        checks += [
+            _decay(trainer, model),
+            _rate(trainer, total_steps),
+            _passes(rows, total_steps, tokens_per_step),
+            _disk(trainer, model, total_steps, folder_to_write, free_bytes),
+            _overlap(rows, heldout),
+        ]
+    return checks
+
+
+def show(checks: Sequence[Check], *, everything: bool = True) -> None:
+    """Print the checks as a table; unless `everything`, only those that are not ok.
+
+    Raises: UsageError, one line of all that failed.
+    """
+    shown = [check for check in checks if everything or check.verdict != "ok"]
+    width = max(len(words) for words in ("found", *(check.says for check in shown)))
+    lines = [[check.name, check.verdict.ljust(4), check.says.ljust(width)] for check in shown]
+    print(f"{len(checks)} checks before the first step, {sum(check.verdict == 'ok' for check in checks)} ok")
+    if lines:
+        table = console_table(["check", "    ", "found".ljust(width)], lines)
+        print("\n".join(line.rstrip() for line in table.splitlines()))
+    if failed := [f"{check.name}: {check.says}" for check in checks if check.verdict == "fail"]:
+        raise UsageError(f"training was not begun. {' '.join(failed)}")
+
+
+@contextmanager
+def _no_trace(trainer: LanguageModelTrainer, model: nn.Module) -> Iterator[None]:
+    """Dropout off, and no waiting for other ranks; afterwards everything as it was, and no gradients."""
+    modes = [(module, module.training) for module in model.modules()]
+    averaged = trainer.args.average_tokens_across_devices
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    try:
+        model.eval()
+        trainer.args.average_tokens_across_devices = False
+        yield
+    finally:
+        trainer.args.average_tokens_across_devices = averaged
+        for module, training in modes:
+            module.training = training
+        model.zero_grad(set_to_none=True)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+# ---- the data ----------------------------------------------------------------------------------------------------
+
+
+def _batches(trainer: LanguageModelTrainer, rows: TokenDataset) -> dict[int, Batch]:
+    """Rows evenly spread over a set, by number, each as the batch of one that the collator makes of it."""
+    n = min(len(rows), ROWS_LOOKED_AT)
+    return {row: trainer.data_collator([rows[row]]) for row in np.linspace(0, len(rows) - 1, n).astype(int).tolist()}
+
+
+def _supervised(batch: Batch) -> Tensor:
+    """Which labels of a batch count: (rows, T - 1). Nothing predicts a row's first."""
+    return batch["labels"][:, 1:] != -100
+
+
+def _text(trainer: LanguageModelTrainer, rows: TokenDataset) -> Check:
+    tokenizer = trainer.processing_class
+    if tokenizer is None:
+        return Check("first row", "note", "there is no tokenizer to read it with.")
+    text = tokenizer.decode(rows[0]["input_ids"][:32].tolist(), skip_special_tokens=False)  # pyright: ignore[reportAttributeAccessIssue]
+    return Check("first row", "ok", f"begins {text!r}")
+
+
+def _ids(model: GPT2SmallForCausalLM, rows: TokenDataset, looked_at: dict[str, dict[int, Batch]]) -> Check:
+    splits = read_meta(rows.paths[0].parent)["splits"]
+    found = [split["max_id"] for split in splits.values()]
+    for batches in looked_at.values():
+        found += [int(batch[key].max()) for batch in batches.values() for key in ("input_ids", "labels")]
+    largest, vocabulary = max(found), model.config.vocab_size
+    if largest >= vocabulary:
+        says = (
+            f"the largest is {largest:,}, but the model has vocab_size={vocabulary:,}: prepare the text with this "
+            f"model's tokenizer, or set vocab_size to {largest + 1:,} or more."
+        )
+        return Check("token ids", "fail", says)
+    return Check("token ids", "ok", f"up to {largest:,}, of a vocabulary of {vocabulary:,}")
+
+
+def _labels(looked_at: dict[str, dict[int, Batch]]) -> Iterator[Check]:
+    for name, batches in looked_at.items():
+        counts = {row: _supervised(batch) for row, batch in batches.items()}
+        share = sum(int(mask.sum()) for mask in counts.values()) / sum(mask.numel() for mask in counts.values())
+        empty = [row for row, mask in counts.items() if not mask.any()]
+        if len(empty) == len(counts):
+            says = f"none in {len(counts):,} rows: all labels are -100, so nothing can be learned; see what masks them."
+            yield Check(f"{name} labels", "fail", says)
+        elif empty:
+            says = f"{len(empty):,} of {len(counts):,} rows have none, row {empty[0]:,} first: drop or shorten them."
+            yield Check(f"{name} labels", "note", says)
+        else:
+            yield Check(f"{name} labels", "ok", f"{share:.1%} of the tokens in {len(counts):,} rows are learned from")
+
+
+def _some_rows(
+    trainer: LanguageModelTrainer, rows: TokenDataset, looked_at: dict[int, Batch], device: torch.device
+) -> Batch:
+    """A batch of two to four rows that have labels; of the first row one label alone, so that their numbers differ."""
+    with_labels = [row for row, batch in looked_at.items() if _supervised(batch).any()]
+    n = max(2, min(4, trainer.args.per_device_train_batch_size, 2048 // rows.seq_len))
+    batch = trainer.data_collator([rows[with_labels[i % len(with_labels)]] for i in range(n)])
+    last = _supervised(batch)[0].nonzero().max() + 1
+    batch["labels"][0, :last] = -100
+    return {name: tensor.to(device) for name, tensor in batch.items()}
+
+
+# ---- the model ---------------------------------------------------------------------------------------------------
+
+
+def _initial_loss(model: GPT2SmallForCausalLM, loss: float) -> Check:
+    even, scheme, tied = math.log(model.config.vocab_size), model.config.init_scheme, model.config.tie_word_embeddings
+    found = f"{loss:.3f}, where a guess among {model.config.vocab_size:,} tokens has {even:.3f}"
+    if abs(loss / even - 1) <= 0.05:
+        return Check("initial loss", "ok", found)
+    if not math.isfinite(loss):
+        cause = "the weights or the arithmetic are broken before anything is learned."
+    elif loss < even:
+        cause = "too low for weights that know nothing: the labels may be seen, or the loss be counted wrongly."
+    elif tied and scheme == "torch":
+        cause = "torch's embeddings of standard deviation 1 are too large for a tied head; set --init_scheme gpt2."
+    else:
+        cause = "too high: the initial weights are too large; set --init_scheme gpt2 and --initializer_range 0.02."
+    if scheme != "gpt2" and even < loss < 1.5 * even:  # small models vary that much
+        return Check("initial loss", "note", f"{found}: {cause}")
+    return Check("initial loss", "fail", f"{found}: {cause}")
+
+
+def _count(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batch: Batch, mean: float) -> Check:
+    """Whether the Trainer's divisor is the number of labels that the model's own mean is over."""
+    counted = trainer._get_num_items_in_batch([batch], model.device)
+    if counted is None:
+        says = "the Trainer counts none, so that micro-batches weigh alike however many labels they have."
+        return Check("labels counted", "note", says)
+    with torch.no_grad():
+        total = float(trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(1, device=model.device)))
+    averaged = round(total / mean) if math.isfinite(total) and mean else 0
+    if averaged != int(counted):
+        says = (
+            f"the Trainer divides the loss by {int(counted):,} labels, the model's mean is over {averaged:,}: its "
+            "forward must hand num_items_in_batch to its loss, and its class be named …ForCausalLM."
+        )
+        return Check("labels counted", "fail", says)
+    return Check(
+        "labels counted", "ok", f"{averaged:,} in {len(batch['labels'])} rows, by the Trainer and by the model"
+    )
+
+
+def _loss_and_norm(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batches: list[Batch]) -> list[float]:
+    """Loss and gradient norm of a step's micro-batches, as the Trainer adds them up. Leaves the gradients."""
+    model.zero_grad(set_to_none=True)
+    counted = trainer._get_num_items_in_batch(batches, model.device)
+    total = 0.0
+    for batch in batches:
+        loss = trainer.compute_loss(model, batch, num_items_in_batch=counted)
+        loss = loss / len(batches) if counted is None else loss
+        loss.backward()
+        total += float(loss.detach())
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return [total, float(norm)]
+
+
+def _accumulation_and_gradients(
+    trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batch: Batch
+) -> Iterator[Check]:
+    n = len(batch["labels"])
+    one_by_one = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(n)]
+    apart = _loss_and_norm(trainer, model, one_by_one)
+    at_once = _loss_and_norm(trainer, model, [batch])
+    found = " and ".join(f"{a:.3f}, {b:.3f}" for a, b in (at_once, apart))
+    if all(abs(a - b) <= SAME * abs(b) for a, b in zip(apart, at_once, strict=True)):
+        says = f"loss {at_once[0]:.3f} and gradient norm {at_once[1]:.3f}, {n} rows at once or one by one"
+        yield Check("accumulation", "ok", says)
+    else:
+        says = (
+            f"loss and gradient norm are {found} for {n} rows at once and one by one: the model's forward must "
+            "divide its summed loss by num_items_in_batch."
+        )
+        yield Check("accumulation", "fail", says)
+
+    parameters = dict(model.named_parameters())
+    without = [name for name, parameter in parameters.items() if parameter.grad is None]
+    broken = [name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()]
+    zero = [name for name, p in parameters.items() if p.grad is not None and not p.grad.any()]
+    wrong = {"no gradient": without, "one that is not finite": broken, "one that is all zero": zero}
+    if any(wrong.values()):
+        says = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
+        yield Check(
+            "gradients", "fail", f"{says}: see that each is used, not frozen, and not zero where it meets others."
+        )
+    else:
+        yield Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"
+
+
+def _changed(model: GPT2SmallForCausalLM, inputs: Batch, change: slice, look: slice) -> bool:
+    """Whether other tokens at `change` make other logits at `look`. One row of inputs."""
+    other = inputs["input_ids"].clone()
+    other[:, change] = (other[:, change] + 1) % model.config.vocab_size
+    keep = torch.arange(inputs["input_ids"].shape[1], device=model.device)[look]
+    with torch.no_grad():
+        before, after = (
+            model(**{**inputs, "input_ids": ids}, use_cache=False, logits_to_keep=keep).logits
+            for ids in (inputs["input_ids"], other)
+        )
+    return bool((before - after).abs().max() > LEAKED * before.std())
+
+
+def _inputs(model: GPT2SmallForCausalLM, batch: Batch, length: int | None = None) -> Batch:
+    """The first row without its labels, or its first tokens."""
+    return {name: tensor[:1, :length].to(model.device) for name, tensor in batch.items() if name != "labels"}
+
+
+def _causality(model: GPT2SmallForCausalLM, batch: Batch) -> Check:
+    inputs = _inputs(model, batch, 64)  # of few tokens each weighs more, so that one too many shows
+    middle = inputs["input_ids"].shape[1] // 2
+    if _changed(model, inputs, slice(middle, None), slice(0, middle)):
+        says = "later tokens change the logits of earlier ones: the model sees what it shall predict; mend its mask."
+        return Check("causality", "fail", says)
+    return Check("causality", "ok", "later tokens change nothing before them")
+
+
+def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iterator[Check]:
+    """Only of rows whose positions start again: those keep their documents apart."""
+    for batch in looked_at.values():
+        if "position_ids" not in batch:
+            return
+        starts = (batch["position_ids"][0, 1:] == 0).nonzero()
+        if not len(starts):
+            continue
+        start = int(starts[0]) + 1
+        if _changed(model, _inputs(model, batch), slice(0, start), slice(start, start + 32)):
+            says = (
+                "a document's tokens change the logits of the next one, though position_ids start again there: give "
+                "the model no cache and no attention_mask beside them."
+            )
+            yield Check("documents", "fail", says)
+        else:
+            yield Check("documents", "ok", "those of one row do not see each other")
+        return
+
+
+def _tied(model: GPT2SmallForCausalLM) -> Check:
+    head, embedding = next(iter(model._tied_weights_keys.items()))
+    named = dict(model.named_parameters(remove_duplicate=False))
+    one = named[head] is named[embedding]
+    saved = model.state_dict()
+    one_saved = saved[head].data_ptr() == saved[embedding].data_ptr()
+    tie = model.config.tie_word_embeddings
+    if one == one_saved == tie:
+        says = "the head is the embedding, in memory and as saved" if tie else "head and embedding are apart, as set"
+        return Check("tied weights", "ok", says)
+    where = "as saved" if one == tie else "in memory"
+    says = (
+        f"tie_word_embeddings is {str(tie).lower()}, but head and embedding are {'two' if tie else 'one'} {where}: "
+        f"{'call model.tie_weights() after changing either' if tie else 'give the head a weight of its own'}."
+    )
+    return Check("tied weights", "fail", says)
+
+
+# ---- the run -----------------------------------------------------------------------------------------------------
+
+
+def _decay(trainer: LanguageModelTrainer, model: nn.Module) -> Check:
+    names = set(trainer.get_decay_parameter_names(model))
+    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    decayed = [n for name, n in trained.items() if name in names]
+    kept = [n for name, n in trained.items() if name not in names]
+    says = (
+        f"{trainer.args.weight_decay:g} on {len(decayed):,} tensors of {sum(decayed):,} parameters, "
+        f"none on {len(kept):,} of {sum(kept):,}"
+    )
+    return Check("weight decay", "ok", says)
+
+
+def _rate(trainer: LanguageModelTrainer, total_steps: int) -> Check:
+    share, peak = rates(trainer.args, total_steps), trainer.args.learning_rate
+    warmup = trainer.args.get_warmup_steps(total_steps)
+    if share is None:
+        return Check("learning rate", "note", "follows the held-out loss, so it is not known beforehand.")
+    if not peak:
+        return Check("learning rate", "fail", "is 0, so that nothing is learned: set --learning_rate.")
+    steps = sorted({*np.linspace(0, total_steps, 2000).astype(int).tolist(), min(warmup, total_steps)})
+    highest = max(steps, key=share)
+    if share(highest) < 1 - 1e-6:
+        says = (
+            f"goes to {peak * share(highest):.1e} and never reaches its peak of {peak:.1e}: of {total_steps:,} steps "
+            f"warm-up takes {warmup:,}; set --warmup_steps, in optimizer steps, or below 1 as a share of all."
+        )
+        return Check("learning rate", "fail", says)
+    course = " -> ".join(
+        f"{peak * share(step):.1e} at step {step:,}" if share(step) else "0"
+        for step in sorted({0, highest, total_steps})
+    )
+    if highest < total_steps:
+        return Check("learning rate", "ok", course)
+    return Check("learning rate", "note", f"{course}: it does nothing but warm up; see --warmup_steps.")
+
+
+def _passes(rows: TokenDataset, total_steps: int, tokens_per_step: int) -> Check:
+    wanted, there = total_steps * tokens_per_step, len(rows) * rows.seq_len
+    says = f"{wanted:,} are trained on, {there:,} are there: {wanted / there:.1f} passes over the text"
+    return Check("tokens", "note" if wanted > there else "ok", says)
+
+
+def _disk(
+    trainer: LanguageModelTrainer, model: nn.Module, total_steps: int, folder: Path, free_bytes: int | None
+) -> Check:
+    args = trainer.args
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if args.save_strategy == "no":
+        n_saves = 0
+    elif args.save_strategy == "epoch":
+        n_saves = math.ceil(args.num_train_epochs)
+    else:
+        every = args.save_steps if args.save_steps >= 1 else math.ceil(args.save_steps * total_steps)
+        n_saves = math.ceil(total_steps / every)
+    # A new checkpoint is whole before an old one goes. AdamW keeps two numbers a parameter.
+    n = min(n_saves, (args.save_total_limit or n_saves) + 1)
+    needed = n * weights * (1 if args.save_only_model else 3) + weights
+    if free_bytes is None:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        free_bytes = shutil.disk_usage(there).free
+    says = f"{n} checkpoints and the model take {_amount(needed)}, {folder} has {_amount(free_bytes)} free"
+    if needed > free_bytes:
+        says += ": make room, lower --save_total_limit, or choose another disk with --output_dir."
+    return Check("disk", "fail" if needed > free_bytes else "ok", says)
+
+
+def _amount(n_bytes: float) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
+
+
+def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
+    text = _first(rows, TRAINING_TOKENS)
+    seen = seen_in_training(text, _first(heldout, HELDOUT_TOKENS))
+    places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)
+    seen = seen[places >= 12]  # what 13 tokens can end at
+    if not len(seen):
+        return Check("held-out text", "note", "is too short to tell whether it stands in the training text.")
+    says = f"{seen.mean():.0%} of {len(seen):,} tokens stand, 13 in a row, in {text.n_tokens:,} of the training text"
+    if seen.mean() > SEEN_REFUSED:
+        says += ": it would measure memory; hold out other text (--validation_fraction or --validation_text)."
+        return Check("held-out text", "fail", says)
+    return Check("held-out text", "note" if seen.mean() > SEEN_NOTED else "ok", says)
+
+
+def _first(rows: TokenDataset, n_tokens: int) -> TokenDataset:
+    """The same set, ending after so many tokens."""
+    few = copy.copy(rows)
+    few.n_tokens = min(rows.n_tokens, n_tokens)
+    few.n_rows = max(1, min(len(rows), n_tokens // rows.seq_len))
+    return few

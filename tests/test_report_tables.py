@@ -1,0 +1,68 @@
+"""The tables' words: one rounding, aligned, and nothing in them is markup."""
+
+import html
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, one_line
+
+MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
+
+
+def rendered(markdown):
+    """What a reader of GitHub sees, as HTML."""
+    return MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown)
+
+
+def cells(markdown):
+    """The words in the cells of a rendered table, line by line."""
+    lines = re.findall(r"<tr>(.*?)</tr>", rendered(markdown), flags=re.DOTALL)
+    return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
+
+
+def test_the_held_out_table_rounds_once_and_aligns():
+    heldout = {
+        "before": {"loss": 6.93147, "perplexity": 1024.0, "bits_per_byte": 3.3333},
+        "after": MEASURES,
+        "new_text": {"share": 0.4, "loss": 2.75, "perplexity": 15.64, "bits_per_byte": 1.3},
+    }
+    lines = console_table(*heldout_rows(heldout)).splitlines()
+    assert len({len(line) for line in lines}) == 1
+    assert lines[1].split() == ["before", "training", "6.931", "1,024.0", "3.333"]
+    assert lines[3].split()[:3] == ["on", "the", "40%"]
+
+
+def test_without_repeats_there_is_no_row_for_them():
+    assert len(heldout_rows({"after": MEASURES, "new_text": None})[1]) == 1
+
+
+def test_a_perplexity_past_all_numbers_is_unknown():
+    assert heldout_rows({"before": MEASURES | {"perplexity": None}})[1][0][2] == "–"
+
+
+def test_console_and_markdown_show_the_same_cells():
+    header, rows = heldout_rows({"before": MEASURES, "after": MEASURES})
+    assert cells(markdown_table(header, rows)) == [header, *rows]
+    assert "| :--- | ---: | ---: | ---: |" in markdown_table(header, rows)
+
+
+@given(text=st.text() | st.text(alphabet="\\`*_[]()<>#|~$&-!a \n:;x1."))
+def test_markdown_shows_any_text_as_it_is(text):
+    words = f"says {one_line(text)} so"
+    assert html.unescape(rendered(escaped(words))) == f"<p>{words}</p>\n"
+    assert cells(markdown_table(["a", "b"], [["1", words]]))[1] == ["1", words]
+
+
+@given(text=st.text(), width=st.integers(1, 30))
+def test_any_text_fits_on_one_printable_line(text, width):
+    line = one_line(text, width)
+    assert len(line) == min(len(text), width)
+    assert line.isprintable()
+
+
+def test_ends_of_lines_stay_visible():
+    assert one_line("if x:\n\treturn\x1b[31m\u2028") == "if x:⏎␉return␛[31m·"
+    assert one_line("a long sentence", 8) == "a long …"

@@ -1,0 +1,284 @@
+"""`sweep`: a folder of recipes becomes runs and a table, whatever stops it on the way."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import CORPUS, REPOSITORY
+
+from gpt2small_hf.report.sweep import SweepFolder
+from gpt2small_hf.runs import UsageError, read_json, sha256
+from gpt2small_hf.sweep import SweepArguments, find_recipes, main, plan, prepare
+from gpt2small_hf.training.arguments import parse_arguments
+
+SMALL_LADDER = REPOSITORY / "examples" / "interventions-small"
+BASELINE = """# Shows:   ten steps.
+text: {corpus}
+vocab_size: 300
+max_position_embeddings: 32
+hidden_size: 16
+num_hidden_layers: 1
+num_attention_heads: 2
+embd_pdrop: 0.1
+per_device_train_batch_size: 4
+max_steps: {steps}
+num_threads: 1
+use_cpu: true
+learning_rate: 0.01
+logging_steps: 5
+save_steps: 5
+prompts: [Once the fox]
+"""
+
+
+def write_recipes(place: Path, steps: int = 10) -> Path:
+    """A baseline and one change to it."""
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": line * 4}) + "\n" for line in CORPUS), encoding="utf-8")
+    recipes = place / "ladder"
+    recipes.mkdir()
+    (recipes / "baseline.yaml").write_text(BASELINE.format(corpus=corpus, steps=steps), encoding="utf-8")
+    (recipes / "hot.yaml").write_text(
+        "# Shows:   a higher rate.\nextends: baseline.yaml\nlearning_rate: 0.03\n", encoding="utf-8"
+    )
+    return recipes
+
+
+def start(place: Path, *words: str) -> subprocess.Popen[str]:
+    """The command, in a process of its own, as from a terminal."""
+    command = [sys.executable, "-m", "gpt2small_hf", "sweep", "ladder", "--seeds", "2", *words]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    return subprocess.Popen(command, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(place: Path) -> dict[str, str]:
+    """Each finished run with the hash of its weights."""
+    folders = [path.parent for path in (place / "runs" / "ladder").glob("*/evaluation")]
+    return {
+        folder.name: sha256(folder / "model" / "model.safetensors")
+        for folder in folders
+        if (folder / "evaluation" / "heldout.json").exists()
+    }
+
+
+def wait_for(condition, process: subprocess.Popen[str], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+ALL_RUNS = {f"{name}-i{i}-t{i}" for name in ("baseline", "hot") for i in (1, 2)} | {"baseline-i1-t2", "baseline-i2-t1"}
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep that was left alone, two runs at a time: its place, and what it printed."""
+    place = tmp_path_factory.mktemp("swept")
+    write_recipes(place)
+    process = start(place, "--n_jobs", "2")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return place, out
+
+
+@pytest.mark.slow
+def test_every_run_has_its_own_seeds_and_the_results_are_written(swept):
+    place, out = swept
+    assert finished(place).keys() == ALL_RUNS
+    assert len(set(finished(place).values())) == 6
+    folder = SweepFolder(place / "runs" / "ladder")
+    resolved = read_json(folder.run("baseline", 1, 2).resolved)
+    assert resolved["run"]["init_seed"] == 1
+    assert resolved["trainer"]["seed"] == resolved["trainer"]["data_seed"] == 2
+    assert folder.chart.read_bytes()[:4] == b"\x89PNG"
+    results = {row["recipe"]: row for row in read_json(folder.results)["recipes"]}
+    losses = [read_json(folder.run("hot", i, i).heldout)["after"]["loss"] for i in (1, 2)]
+    assert results["hot"]["heldout_loss"] == pytest.approx(sum(losses) / 2, abs=1e-6)
+    assert results["hot"]["changes"] == "a higher rate"
+    lines = [line for line in out.splitlines() if "held-out" in line and "-t" in line]
+    assert len(lines) == 6
+    assert "5 left, about" in lines[0]
+    assert lines[-1].endswith("the last")
+
+
+@pytest.mark.slow
+def test_done_again_it_passes_over_what_is_done_and_refuses_what_was_changed(swept, monkeypatch, capfd):
+    place, _ = swept
+    monkeypatch.chdir(place)
+    before, words = finished(place), ["ladder", "--seeds", "2"]
+    hot = place / "ladder" / "hot.yaml"
+    was = hot.read_text()
+    # Neither comments nor how often is logged decide what is learned.
+    hot.write_text(was.replace("# Shows:   a", "# Shows:   some") + "logging_steps: 4\n")
+    main(words)
+    assert "6 runs of 2 recipes, 0 of them to do" in capfd.readouterr().out
+    assert finished(place) == before
+
+    hot.write_text(was.replace("0.03", "0.02"))
+    with pytest.raises(
+        UsageError, match=r"with another recipe or text than now: hot-i1-t1, hot-i2-t2\. Do these again"
+    ):
+        main(words)
+    assert finished(place) == before
+    main([*words, "--overwrite"])
+    assert "2 of them to do" in capfd.readouterr().out
+    after = finished(place)
+    assert {name for name in after if after[name] != before[name]} == {"hot-i1-t1", "hot-i2-t2"}
+
+
+@pytest.mark.slow
+def test_killed_the_same_command_goes_on_and_ends_with_the_same_weights(swept, tmp_path):
+    """The sweep alone is killed: what it began goes on, and must be at its end before another sweep begins."""
+    write_recipes(tmp_path)
+    process = start(tmp_path, "--only", "baseline")
+    wait_for(lambda: (tmp_path / "runs/ladder/baseline-i1-t2/resolved.json").exists(), process)
+    process.kill()
+    process.communicate()
+    while True:
+        process = start(tmp_path, "--only", "baseline", "--n_jobs", "2")
+        out, err = process.communicate()
+        if process.returncode == 0:
+            break
+        assert "error: another sweep, or a run that one began, is at work in runs/ladder." in err
+        time.sleep(0.5)
+    assert "4 runs of 1 recipes, 2 of them to do" in out
+    theirs = finished(swept[0])
+    assert finished(tmp_path) == {name: theirs[name] for name in ALL_RUNS if "hot" not in name}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_runs_once_they_are_saved_and_leaves_a_table(tmp_path, number):
+    write_recipes(tmp_path, steps=4000)
+    process = start(tmp_path, "--n_jobs", "2", "--only", "baseline")
+    logs = [tmp_path / "runs/ladder" / f"baseline-i1-t{t}.log" for t in (1, 2)]
+    metrics = [tmp_path / "runs/ladder" / f"baseline-i1-t{t}" / "metrics.jsonl" for t in (1, 2)]
+    wait_for(lambda: all(path.exists() and "learning_rate" in path.read_text() for path in metrics), process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + number
+    assert err.splitlines()[-1] == f"interrupted: {number.name}. The same command goes on with what is left."
+    for log in logs:
+        assert log.read_text().splitlines()[-1].startswith("interrupted: SIGTERM; saved runs/ladder/baseline-i1-t")
+    assert "no run has ended yet" in out
+
+
+@pytest.mark.slow
+def test_a_run_that_does_not_learn_is_a_result_and_one_that_fails_ends_the_sweep(tmp_path):
+    recipes = write_recipes(tmp_path)
+    hot = recipes / "hot.yaml"
+    hot.write_text("extends: baseline.yaml\nlearning_rate: 1e30\nmax_bad_steps: 3\n")
+    words = ("--seeds", "1", "--seeds_per_intervention", "1")
+    process = start(tmp_path, *words)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "hot-i1-t1  stopped: 3 bad steps in a row" in out
+    row = read_json(tmp_path / "runs/ladder/sweep.json")["recipes"][-1]
+    assert (row["recipe"], row["verdict"], row["heldout_loss"]) == ("hot", "stopped", None)
+    assert "3 bad steps in a row" in row["stopped"][0]["because"]
+    process = start(tmp_path, *words)
+    assert "0 of them to do" in process.communicate()[0]
+
+    (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").unlink()
+    (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").mkdir()  # nothing can be logged there
+    (tmp_path / "runs/ladder/hot-i1-t1.log").unlink()
+    process = start(tmp_path, *words)
+    out, err = process.communicate()
+    assert process.returncode == 3
+    assert "metrics.jsonl: Is a directory" in err
+    assert err.splitlines()[-1].startswith(
+        "stopped: hot-i1-t1 failed; all that it said is in runs/ladder/hot-i1-t1.log."
+    )
+
+
+def test_the_baseline_is_run_with_every_pair_of_seeds_and_each_change_with_pairs_of_equal_ones(tmp_path):
+    recipes = find_recipes(write_recipes(tmp_path))
+    jobs = plan(recipes, SweepArguments(seeds=3), SweepFolder(Path("runs/ladder")))
+    names = [job.folder.root.name for job in jobs]
+    assert names[:9] == [f"baseline-i{i}-t{t}" for i in (1, 2, 3) for t in (1, 2, 3)]
+    assert names[9:] == ["hot-i1-t1", "hot-i2-t2"]
+    assert jobs[1].words[1:] == [
+        "--init_seed",
+        "1",
+        "--seed",
+        "2",
+        "--data_seed",
+        "2",
+        "--output_dir",
+        "runs/ladder/baseline-i1-t2",
+    ]
+
+
+def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    recipes = write_recipes(tmp_path)
+    (recipes / "hot.yaml").write_text("extends: baseline.yaml\nseq_len: 16\n")
+    with pytest.raises(UsageError, match=r"hot\.yaml is measured on other held-out rows than .*baseline\.yaml"):
+        main([str(recipes)])
+    (recipes / "hot.yaml").write_text("extends: baseline.yaml\nlerning_rate: 16\n")
+    with pytest.raises(UsageError, match="Did you mean learning_rate"):
+        main([str(recipes)])
+    assert not list((tmp_path / "runs").glob("*/*-i*"))
+
+
+def test_the_small_ladder_is_the_series_at_one_measure(tmp_path, monkeypatch):
+    """Every recipe is accepted, measured on the baseline's rows, says three things and changes something."""
+    monkeypatch.chdir(tmp_path)
+    recipes = find_recipes(SMALL_LADDER)
+    jobs = plan(recipes, SweepArguments(seeds=1), SweepFolder(tmp_path))
+    fingerprints = prepare({job.recipe: job for job in jobs})
+    assert len(set(fingerprints.values())) == 1
+    at_full_size = {path.stem for path in (REPOSITORY / "examples" / "interventions").glob("*.yaml")}
+    others = {"float32", "local-baseline", "local-stacked", "weight-decay-0.33724"}
+    assert at_full_size - others <= recipes.keys()
+    told = [[line.split()[1] for line in path.read_text().splitlines()[:3]] for path in recipes.values()]
+    assert told == [["Shows:", "Machine:", "Expect:"]] * len(recipes)
+    settings = [repr(vars(parse_arguments([str(path)], path).trainer)) for path in recipes.values()]
+    assert len(settings) == len(recipes)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds", "0"], "--seeds is 0. Give 1 or more."),
+        (["--n_jobs", "0"], "--n_jobs is 0. Give 1 or more."),
+        (
+            ["--seeds", "2", "--seeds_per_intervention", "3"],
+            "--seeds_per_intervention is 3, but the baseline is run with 2",
+        ),
+        (["--only", "hit"], "has no recipe hit.yaml. Did you mean hot?"),
+        (["--seed", "2"], "--seed is not a flag. Did you mean --seeds?"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        main([str(write_recipes(tmp_path)), *words])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_table_is_made_again_from_files_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([str(write_recipes(tmp_path)), "--table_only"])
+    assert capsys.readouterr().out == "no run has ended yet in runs/ladder\n"
+    assert not (tmp_path / "data").exists()
+
+
+def test_outside_a_checkout_it_says_that_train_py_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpt2small_hf.sweep.TRAIN", tmp_path / "train.py")
+    with pytest.raises(UsageError, match=r"train\.py is not there: runs are train\.py's"):
+        main([str(write_recipes(tmp_path))])
+
+
+def test_a_folder_without_a_baseline_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"has no baseline\.yaml to compare with"):
+        main([str(tmp_path)])

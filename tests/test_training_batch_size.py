@@ -1,0 +1,94 @@
+"""The search for the largest micro-batch: it keeps the rows a step, and a run's result to rounding."""
+
+import pytest
+import torch
+from conftest import run_train, tiny_words
+from safetensors.torch import load_file
+
+from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.runs import UsageError, read_json
+from gpt2small_hf.training.arguments import TrainerArguments
+from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
+
+
+def arguments(place, rows, micro_batches):
+    return TrainerArguments(
+        output_dir=str(place), per_device_train_batch_size=rows, gradient_accumulation_steps=micro_batches, use_cpu=True
+    )
+
+
+def model_of(width, context=32):
+    sizes = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 300}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    torch.manual_seed(0)
+    return GPT2SmallForCausalLM(GPT2SmallConfig(max_position_embeddings=context, **sizes, **ids))
+
+
+@pytest.mark.parametrize(("rows", "micro_batches"), [(2, 6), (12, 1), (1, 7)])
+def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(tmp_path, rows, micro_batches):
+    args, model = arguments(tmp_path, rows, micro_batches), model_of(16)
+    before = torch.get_rng_state(), [p.detach().clone() for p in model.parameters()]
+    trials = find_batch_size(model, args, 32)
+    wanted = rows * micro_batches
+    assert [trial.rows for trial in trials] == [n for n in range(1, wanted + 1) if wanted % n == 0]
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (wanted, 1)
+    assert all(trial.tokens_per_second > 0 and trial.gib > 0 for trial in trials)
+    assert f"--per_device_train_batch_size {wanted} --gradient_accumulation_steps 1" in trials_table(trials, args)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert all(torch.equal(a, b) and a.grad is None for a, b in zip(model.parameters(), before[1], strict=True))
+
+
+def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
+    # The allocator of a machine without room: 2^40 bytes are more than any here has.
+    args, model = arguments(tmp_path, 8, 1), model_of(16)
+    forward = GPT2SmallForCausalLM.forward
+
+    def hungry(self, input_ids, **kwargs):
+        if len(input_ids) > 2:
+            torch.empty(1 << 50)
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(GPT2SmallForCausalLM, "forward", hungry)
+    trials = find_batch_size(model, args, 32)
+    assert [(trial.rows, trial.tokens_per_second is None) for trial in trials] == [(1, False), (2, False), (4, True)]
+    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
+    assert "4 rows" in (table := trials_table(trials, args))
+    assert "does not fit" in table
+    monkeypatch.setattr(GPT2SmallForCausalLM, "forward", lambda self, **kwargs: torch.empty(1 << 50))
+    with pytest.raises(UsageError, match="not even one row of 32 tokens"):
+        find_batch_size(model, args, 32)
+
+
+def test_on_a_cpu_memory_is_foreseen():
+    from gpt2small_hf.training.batch_size import _will_fit
+
+    grown = [Trial(1, 1.0, 1.0), Trial(2, 2.0, 1.0)]
+    assert _will_fit(grown, 3)
+    assert not _will_fit(grown, 1 << 20)
+
+
+def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "found"), "--find_batch_size", "--gradient_accumulation_steps", "2"]
+    found = run_train(words)
+    assert "using --per_device_train_batch_size 8 --gradient_accumulation_steps 1" in capsys.readouterr().out
+    resolved = read_json(found.resolved)
+    assert resolved["trainer"]["per_device_train_batch_size"] == 8
+    assert resolved["rows_per_step"] == 8
+    given = run_train([*tiny_words(tmp_path, tmp_path / "given"), "--gradient_accumulation_steps", "2"])
+    weights = [load_file(folder.model / "model.safetensors") for folder in (found, given)]
+    for name in weights[0]:
+        torch.testing.assert_close(weights[0][name], weights[1][name], atol=1e-5, rtol=0)
+    found.heldout.unlink()
+    (found.checkpoints / "checkpoint-20" / "optimizer.pt").unlink()
+    run_train(words)
+    assert "micro-batch" not in capsys.readouterr().out.split("going on with")[-1]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(tmp_path):
+    args = TrainerArguments(output_dir=str(tmp_path), per_device_train_batch_size=1 << 20, bf16=True)
+    trials = find_batch_size(model_of(768, 1024), args, 1024)
+    assert trials[-1].tokens_per_second is None
+    assert args.per_device_train_batch_size == trials[-2].rows
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 1 << 20

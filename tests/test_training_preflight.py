@@ -1,0 +1,543 @@
+"""Each check passes what is sound and names the one fault put into a real trainer; and none leaves a trace."""
+
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from conftest import CORPUS, tiny_config
+from torch import distributed as dist
+from torch import nn
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.runs import DataFolder, UsageError
+from gpt2small_hf.training.arguments import TrainerArguments
+from gpt2small_hf.training.preflight import Check, preflight, show
+from gpt2small_hf.training.trainer import LanguageModelTrainer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("preflight")
+    text = "".join(json.dumps({"text": line * 4}) + "\n" for line in CORPUS)
+    (place / "corpus.jsonl").write_text(text, encoding="utf-8")
+    return prepare(PrepareArguments(text=[str(place / "corpus.jsonl")], vocab_size=300), place / "set")
+
+
+class RowsWithLabels(TokenDataset):
+    """Rows of which only the labels after `answers_from` count, in those rows that have any."""
+
+    answers_from = 16
+    rows_without = range(0)
+
+    def __getitem__(self, row):
+        ids = super().__getitem__(row)["input_ids"]
+        labels = np.where(np.arange(len(ids)) >= self.answers_from, ids, -100)
+        return {"input_ids": ids, "labels": np.full_like(ids, -100) if row in self.rows_without else labels}
+
+
+def collate_with_labels(rows):
+    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+
+
+def make(folder, place, *, kind=TokenDataset, packing="stream", model=GPT2SmallForCausalLM, config=None, **changes):
+    torch.manual_seed(0)
+    settings = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
+    settings |= {"save_strategy": "no", "report_to": "none", "logging_steps": 5}
+    return LanguageModelTrainer(
+        model(tiny_config(**{"vocab_size": 300} | (config or {}))),
+        TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
+        train_dataset=kind(folder, "train", 32, packing=packing),
+        data_collator=collate if kind is TokenDataset else collate_with_labels,
+        processing_class=load_tokenizer(str(DataFolder(folder).tokenizer)),
+    )
+
+
+def checked(trainer, folder, **changes):
+    """The checks by name."""
+    settings = {
+        "rows": trainer.train_dataset,
+        "heldout": type(trainer.train_dataset)(folder, "validation", 32),
+        "total_steps": trainer.args.max_steps,
+        "tokens_per_step": 128,
+        "folder_to_write": folder / "runs" / "not there yet",
+        "fresh": True,
+    }
+    return {check.name: check for check in preflight(trainer, **(settings | changes))}
+
+
+def failed(checks):
+    return {name for name, check in checks.items() if check.verdict == "fail"}
+
+
+# ---- what is sound ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"config": {"tie_word_embeddings": True, "attention_bias": True}},
+        {"config": {"init_scheme": "torch", "resid_pdrop": 0.5, "attn_pdrop": 0.5}},
+        {"packing": "isolate", "config": {"attn_implementation": "eager"}},
+        {"packing": "bos_bestfit", "per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+        {"kind": RowsWithLabels},
+        {"max_steps": 1},
+    ],
+    ids=str,
+)
+def test_a_sound_run_passes(folder, tmp_path, settings):
+    checks = checked(make(folder, tmp_path, **settings), folder)
+    assert failed(checks) == set()
+    assert {check.verdict for check in checks.values()} <= {"ok", "note"}
+    assert ("documents" in checks) == (settings.get("packing") == "isolate")
+    assert len(checks) >= 15
+
+
+def test_it_says_what_a_human_wants_to_see(folder, tmp_path):
+    trainer = make(folder, tmp_path, warmup_steps=4)
+    checks = checked(trainer, folder)
+    ids = trainer.train_dataset[0]["input_ids"][:32]
+    assert checks["first row"].says == f"begins {trainer.processing_class.decode(ids)!r}"
+    assert re.match(r"5\.\d{3}, where a guess among 300 tokens has 5\.704$", checks["initial loss"].says)
+    assert (
+        checks["training labels"].says == f"100.0% of the tokens in {len(trainer.train_dataset)} rows are learned from"
+    )
+    assert (
+        checks["labels counted"].says == "94 in 4 rows, by the Trainer and by the model"
+    )  # one of the first row's, 31 of the others'
+    assert checks["learning rate"].says == "0 -> 1.0e-02 at step 4 -> 1.0e-03 at step 20"
+    n = sum(p.numel() for p in trainer.model.parameters() if p.ndim == 2)
+    assert checks["weight decay"].says.startswith(f"0.1 on 15 tensors of {n:,} parameters, none on 16 of ")
+    there = len(trainer.train_dataset) * 32
+    assert checks["tokens"] == Check(
+        "tokens", "ok", f"2,560 are trained on, {there:,} are there: {2560 / there:.1f} passes over the text"
+    )
+
+
+def test_special_tokens_of_the_first_row_can_be_seen(folder, tmp_path):
+    trainer = make(folder, tmp_path, packing="bos_bestfit")
+    assert checked(trainer, folder)["first row"].says.startswith("begins '<|endoftext|>")
+
+
+def test_half_of_each_row_supervised_is_said(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, kind=RowsWithLabels), folder)
+    assert checks["training labels"].says.startswith(f"{16 / 31:.1%} of the tokens")
+    assert checks["labels counted"].says.startswith("49 in 4 rows")
+
+
+def test_rows_without_labels_are_counted_and_not_tried(folder, tmp_path):
+    trainer = make(folder, tmp_path, kind=RowsWithLabels)
+    trainer.train_dataset.rows_without = range(0, 7)
+    checks = checked(trainer, folder)
+    assert failed(checks) == set()
+    assert checks["training labels"].verdict == "note"
+    assert f"7 of {len(trainer.train_dataset)} rows have none, row 0 first" in checks["training labels"].says
+
+
+# ---- no trace -----------------------------------------------------------------------------------------------------
+
+
+class RandomRows(TokenDataset):
+    """Rows that draw random numbers when they are read, as augmented ones do."""
+
+    def __getitem__(self, row):
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+        return super().__getitem__(row) | {"labels": super().__getitem__(row)["input_ids"]}
+
+
+def test_twenty_steps_after_it_are_those_without_it_to_the_bit(folder, tmp_path):
+    trained = []
+    for first in (True, False):
+        trainer = make(folder, tmp_path, kind=RandomRows, config={"resid_pdrop": 0.1, "embd_pdrop": 0.1})
+        trainer.model.model.layers[0].eval()  # a mode somebody chose for a part alone
+        if first:
+            modes = [module.training for module in trainer.model.modules()]
+            settings = trainer.args.to_json_string(), trainer.model.config.to_json_string()
+            draws = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+            attributes = {name: id(value) for name, value in vars(trainer).items()}
+            checked(trainer, folder)
+            assert attributes == {name: id(value) for name, value in vars(trainer).items()}
+            assert draws == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+            assert settings == (trainer.args.to_json_string(), trainer.model.config.to_json_string())
+            assert modes == [module.training for module in trainer.model.modules()]
+            assert all(p.grad is None for p in trainer.model.parameters())
+        trainer.train()
+        trained.append([p.detach() for p in trainer.model.parameters()])
+    assert trainer.state.global_step == 20
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+
+
+def test_a_fault_on_the_way_leaves_no_trace_either(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.model.model.norm.register_forward_hook(lambda *args: 1 / 0)
+    trainer.model.train()
+    with pytest.raises(ZeroDivisionError):
+        checked(trainer, folder)
+    assert all(module.training for module in trainer.model.modules())
+    assert trainer.args.average_tokens_across_devices
+
+
+def train_as_one_of_two(rank, folder, place, results):
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
+    trainer = make(folder, place, max_steps=2)
+    wrong = failed(checked(trainer, folder)) if rank == 0 else None
+    trainer.train()
+    results.put((rank, trainer.args.world_size, wrong, trainer.state.global_step))
+
+
+@pytest.mark.slow
+def test_one_rank_of_two_can_check_while_the_other_waits(folder, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    processes = [
+        context.Process(target=train_as_one_of_two, args=(rank, folder, tmp_path, results)) for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        answers = sorted(results.get(timeout=120) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+    assert answers == [(0, 2, set(), 2), (1, 2, None, 2)]
+
+
+# ---- faults -------------------------------------------------------------------------------------------------------
+
+
+def test_a_tied_head_with_torchs_embeddings_starts_too_high_and_is_told_why(folder, tmp_path):
+    trainer = make(folder, tmp_path, config={"tie_word_embeddings": True, "init_scheme": "torch"})
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"initial loss"}
+    assert "too large for a tied head; set --init_scheme gpt2" in checks["initial loss"].says
+    assert "initial loss" not in checked(trainer, folder, fresh=False)
+
+
+def test_weights_drawn_too_large_start_too_high(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, config={"initializer_range": 0.5}), folder)
+    assert failed(checks) == {"initial loss"}
+    assert "--initializer_range 0.02" in checks["initial loss"].says
+
+
+def test_other_draws_may_be_a_little_off_and_are_noted(folder, tmp_path):
+    trainer = make(folder, tmp_path, config={"init_scheme": "torch"})
+    with torch.no_grad():
+        trainer.model.lm_head.weight.mul_(3)
+    assert checked(trainer, folder)["initial loss"].verdict == "note"
+
+
+def test_weights_that_know_something_already_are_not_initial_ones(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.train()
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"initial loss"}
+    assert "too low for weights that know nothing" in checks["initial loss"].says
+
+
+def test_a_weight_that_is_not_finite_is_found(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.norm.weight[3] = math.nan
+    checks = checked(trainer, folder)
+    assert {"initial loss", "labels counted", "accumulation", "gradients"} <= failed(checks)
+    assert checks["initial loss"].says.startswith("nan, ")
+
+
+class GPT2SmallLM(GPT2SmallForCausalLM):
+    """A name from which the Trainer does not see that the loss shifts labels."""
+
+
+def test_labels_counted_without_the_shift_are_found(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, model=GPT2SmallLM), folder)
+    assert failed(checks) == {"labels counted"}
+    assert "divides the loss by 97 labels, the model's mean is over 94" in checks["labels counted"].says
+
+
+class DeafForCausalLM(GPT2SmallForCausalLM):
+    """Says that it takes more arguments, and drops num_items_in_batch."""
+
+    def forward(self, input_ids, labels=None, num_items_in_batch=None, **kwargs):
+        return super().forward(input_ids, labels=labels, **kwargs)
+
+
+def test_a_loss_that_grows_with_accumulation_is_found(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, model=DeafForCausalLM), folder)
+    assert failed(checks) == {"labels counted", "accumulation"}
+    (once, _), (apart, _) = re.findall(r"(\d+\.\d+), (\d+\.\d+)", checks["accumulation"].says)
+    assert float(apart) == pytest.approx(4 * float(once), rel=0.01)
+
+
+class EvenForCausalLM(GPT2SmallForCausalLM):
+    """Does not want num_items_in_batch: the Trainer averages over micro-batches."""
+
+    accepts_loss_kwargs = False
+
+
+def test_micro_batches_that_weigh_alike_whatever_they_hold_are_found(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, model=EvenForCausalLM), folder)
+    assert failed(checks) == {"accumulation"}
+    assert checks["labels counted"].verdict == "note"
+
+
+@pytest.mark.parametrize("split", ["training", "held-out"])
+def test_a_set_whose_labels_are_all_masked_fails_and_the_model_is_not_tried(folder, tmp_path, split):
+    trainer = make(folder, tmp_path, kind=RowsWithLabels)
+    heldout = RowsWithLabels(folder, "validation", 32)
+    (trainer.train_dataset if split == "training" else heldout).answers_from = 32
+    checks = checked(trainer, folder, heldout=heldout)
+    assert failed(checks) == {f"{split} labels"}
+    assert "all labels are -100" in checks[f"{split} labels"].says
+    assert "gradients" not in checks
+
+
+def test_one_label_that_nothing_predicts_is_no_label(folder, tmp_path):
+    trainer = make(folder, tmp_path, kind=RowsWithLabels)
+    original = RowsWithLabels.__getitem__
+
+    class FirstAlone(RowsWithLabels):
+        def __getitem__(self, row):
+            item = original(self, row)
+            return item | {"labels": np.where(np.arange(32) == 0, item["input_ids"], -100)}
+
+    rows = FirstAlone(folder, "train", 32)
+    assert failed(checked(trainer, folder, rows=rows)) == {"training labels"}
+
+
+def test_ids_that_the_model_does_not_know_are_found_in_the_folder_and_the_model_is_not_tried(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, config={"vocab_size": 250}), folder)
+    assert failed(checks) == {"token ids"}
+    assert re.search(
+        r"is 29\d, but the model has vocab_size=250: .* set vocab_size to (29\d|300)", checks["token ids"].says
+    )
+    assert "gradients" not in checks
+
+
+def test_ids_that_the_model_does_not_know_are_found_in_the_rows(folder, tmp_path):
+    class OneTooMany(TokenDataset):
+        def __getitem__(self, row):
+            item = super().__getitem__(row)
+            item["input_ids"][-1] = 300
+            return item
+
+    trainer = make(folder, tmp_path)
+    checks = checked(trainer, folder, rows=OneTooMany(folder, "train", 32))
+    assert failed(checks) == {"token ids"}
+    assert "is 300, but the model has vocab_size=300" in checks["token ids"].says
+
+
+@pytest.mark.parametrize("n_layers_broken", [1, 2])
+def test_a_mask_that_lets_the_future_through_is_found(folder, tmp_path, n_layers_broken):
+    trainer = make(folder, tmp_path)
+    for layer in trainer.model.model.layers[:n_layers_broken]:
+        layer.self_attn.is_causal = False
+    assert failed(checked(trainer, folder)) == {"causality"}
+
+
+def test_a_mask_that_is_off_by_one_is_found(folder, tmp_path, monkeypatch):
+    trainer = make(folder, tmp_path)
+    attention = trainer.model.model.layers[1].self_attn
+    forward, ahead = attention.forward, torch.ones(32, 32, dtype=torch.bool).tril(1)
+    monkeypatch.setattr(
+        attention,
+        "forward",
+        lambda x, attention_mask=None, **kw: forward(x, ahead[None, None, : x.shape[1], : x.shape[1]], **kw),
+    )
+    assert failed(checked(trainer, folder)) == {"causality"}
+
+
+def test_documents_that_see_each_other_are_found(folder, tmp_path, monkeypatch):
+    trainer = make(folder, tmp_path, packing="isolate")
+    decoder = trainer.model.model
+    forward = decoder.forward
+
+    def flatten(position_ids=None, **kwargs):
+        return forward(position_ids=torch.arange(position_ids.shape[1])[None].expand_as(position_ids), **kwargs)
+
+    monkeypatch.setattr(decoder, "forward", flatten)
+    assert failed(checked(trainer, folder)) == {"documents"}
+
+
+def test_a_head_that_lost_its_tie_is_found(folder, tmp_path):
+    trainer = make(folder, tmp_path, config={"tie_word_embeddings": True})
+    trainer.model.lm_head.weight = nn.Parameter(trainer.model.lm_head.weight.detach().clone())
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"tied weights"}
+    assert "is true, but head and embedding are two in memory" in checks["tied weights"].says
+
+
+def test_a_tie_that_would_be_saved_as_two_is_found(folder, tmp_path):
+    trainer = make(folder, tmp_path, config={"tie_word_embeddings": True})
+    trainer.model.register_state_dict_post_hook(
+        lambda module, state, prefix, metadata: state.update({"lm_head.weight": state["lm_head.weight"].clone()})
+    )
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"tied weights"}
+    assert "are two as saved" in checks["tied weights"].says
+
+
+def test_a_tie_that_nobody_asked_for_is_found(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.model.lm_head.weight = trainer.model.model.embed_tokens.weight
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"tied weights"}
+    assert "is false, but head and embedding are one in memory" in checks["tied weights"].says
+
+
+def test_a_frozen_parameter_is_named(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"gradients"}
+    assert checks["gradients"].says.startswith("model.layers.1.mlp.up_proj.weight got no gradient")
+
+
+def test_parameters_that_learn_nothing_are_named(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    with torch.no_grad():
+        trainer.model.model.layers[0].self_attn.o_proj.weight.zero_()
+    checks = checked(trainer, folder)
+    assert failed(checks) == {"gradients"}
+    assert re.search(r"self_attn.q_proj.weight and \d more got one that is all zero", checks["gradients"].says)
+
+
+def test_a_gradient_that_is_not_finite_is_named(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.model.model.layers[0].mlp.down_proj.bias.register_hook(
+        lambda g: g.index_fill(0, torch.tensor([1]), torch.inf)
+    )
+    checks = checked(trainer, folder)
+    assert "gradients" in failed(checks)
+    assert checks["gradients"].says.startswith("model.layers.0.mlp.down_proj.bias got one that is not finite")
+
+
+def test_a_warm_up_longer_than_the_run_fails(folder, tmp_path):
+    checks = checked(make(folder, tmp_path, warmup_steps=25), folder)
+    assert failed(checks) == {"learning rate"}
+    assert "goes to 8.0e-03 and never reaches its peak of 1.0e-02" in checks["learning rate"].says
+    assert "of 20 steps warm-up takes 25" in checks["learning rate"].says
+
+
+def test_a_run_that_does_nothing_but_warm_up_is_noted(folder, tmp_path):
+    assert checked(make(folder, tmp_path, warmup_steps=20), folder)["learning rate"].verdict == "note"
+
+
+def test_a_rate_of_zero_fails(folder, tmp_path):
+    assert failed(checked(make(folder, tmp_path, learning_rate=0.0), folder)) == {"learning rate"}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "says"),
+    [
+        ({"lr_scheduler_type": "constant"}, "1.0e-02 at step 0 -> 1.0e-02 at step 20"),
+        ({"lr_scheduler_type": "linear", "warmup_steps": 0.25}, "0 -> 1.0e-02 at step 5 -> 0"),
+    ],
+)
+def test_the_course_of_other_schedules_is_told(folder, tmp_path, schedule, says):
+    assert checked(make(folder, tmp_path, **schedule), folder)["learning rate"] == Check("learning rate", "ok", says)
+
+
+def test_a_rate_that_follows_the_loss_is_not_foretold(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    trainer.args.lr_scheduler_type, trainer.args.lr_scheduler_kwargs = "reduce_lr_on_plateau", None
+    assert checked(trainer, folder)["learning rate"].verdict == "note"
+
+
+def test_more_tokens_than_there_are_is_noted_with_the_passes(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    check = checked(trainer, folder, tokens_per_step=len(trainer.train_dataset) * 32 // 8)["tokens"]
+    assert check.verdict == "note"
+    assert "2.5 passes" in check.says
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_checkpoints"),
+    [
+        ({"save_strategy": "steps", "save_steps": 2}, 3),
+        ({"save_strategy": "steps", "save_steps": 2, "save_total_limit": None}, 10),
+        ({"save_strategy": "steps", "save_steps": 0.5}, 2),
+        ({"save_strategy": "epoch"}, 1),
+        ({"save_strategy": "no"}, 0),
+    ],
+)
+def test_a_disk_too_small_for_checkpoints_and_model_fails_by_one_byte(folder, tmp_path, settings, n_checkpoints):
+    trainer = make(folder, tmp_path, **settings)
+    needed = (n_checkpoints * 12 + 4) * trainer.model.num_parameters()
+    checks = checked(trainer, folder, free_bytes=needed - 1)
+    assert failed(checks) == {"disk"}
+    assert f"{n_checkpoints} checkpoints and the model take" in checks["disk"].says
+    assert failed(checked(trainer, folder, free_bytes=needed)) == set()
+
+
+def test_a_model_too_large_for_this_disk_fails_without_being_made(folder, tmp_path):
+    from gpt2small_hf.training.preflight import _disk
+
+    trainer = make(folder, tmp_path, save_strategy="steps", save_steps=2)
+    with torch.device("meta"):
+        huge = GPT2SmallForCausalLM(tiny_config(vocab_size=2**34))
+    check = _disk(trainer, huge, 20, tmp_path / "not" / "there", None)
+    assert check.verdict == "fail"
+    assert "make room" in check.says
+
+
+@pytest.mark.parametrize("n_rows", [None, 3])
+def test_held_out_text_that_is_the_training_text_fails(folder, tmp_path, n_rows):
+    trainer = make(folder, tmp_path)
+    checks = checked(trainer, folder, heldout=TokenDataset(folder, "train", 32, max_rows=n_rows))
+    assert failed(checks) == {"held-out text"}
+    assert checks["held-out text"].says.startswith("100% of ")
+
+
+def test_held_out_text_too_short_for_that_is_noted(folder, tmp_path):
+    check = checked(make(folder, tmp_path), folder, heldout=TokenDataset(folder, "train", 8, max_rows=1))[
+        "held-out text"
+    ]
+    assert check == Check("held-out text", "note", "is too short to tell whether it stands in the training text.")
+
+
+def test_a_share_of_the_held_out_text_in_the_training_text_is_noted(folder, tmp_path):
+    check = checked(make(folder, tmp_path), folder)["held-out text"]
+    assert check.verdict == "note"
+    assert 10 < int(check.says.split("%")[0]) < 98
+
+
+# ---- shown --------------------------------------------------------------------------------------------------------
+
+FOUND = [Check("alpha", "ok", "as it should be"), Check("beta", "note", "look"), Check("c", "ok", "fine")]
+
+
+def test_a_table_shows_everything_or_what_deserves_a_look(capsys):
+    show(FOUND)
+    assert capsys.readouterr().out.splitlines() == [
+        "3 checks before the first step, 2 ok",
+        "check        found",
+        "alpha  ok    as it should be",
+        "beta   note  look",
+        "c      ok    fine",
+    ]
+    show(FOUND, everything=False)
+    assert capsys.readouterr().out.splitlines()[1:] == ["check        found", "beta   note  look"]
+    show(FOUND[:1], everything=False)
+    assert capsys.readouterr().out == "1 checks before the first step, 1 ok\n"
+
+
+def test_what_failed_stops_the_run_with_one_line_of_all_of_it(capsys):
+    with pytest.raises(UsageError) as error:
+        show([*FOUND, Check("delta", "fail", "this is wrong: do that."), Check("e", "fail", "so is this: stop it.")])
+    assert str(error.value) == "training was not begun. delta: this is wrong: do that. e: so is this: stop it."
+    assert "delta  fail  this is wrong" in capsys.readouterr().out

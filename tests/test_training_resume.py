@@ -1,0 +1,260 @@
+"""Going on: a run that was cut off anywhere ends as if it had not been; another run than the one begun is refused."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import run_train, tiny_words
+
+from gpt2small_hf.runs import RunFolder, UsageError, open_door, read_json, read_jsonl, sha256
+from gpt2small_hf.training import callbacks, run
+from gpt2small_hf.training.resume import is_whole
+from gpt2small_hf.training.trainer import LanguageModelTrainer
+
+# 20 steps of two micro-batches; an epoch has 9 steps; saved at 5, 10, 15 and 20; logged at 4, 8, …
+LENGTHS = ["--gradient_accumulation_steps", "2", "--save_steps", "5", "--logging_steps", "4", "--embd_pdrop", "0.1"]
+LENGTHS += ["--save_total_limit", "2", "--eval_steps", "8", "--per_device_train_batch_size", "16"]
+TIMES = {"tokens_per_second", "memory_gib", "data_wait", "mfu"}
+
+# Child processes start from one that has imported everything already.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["test_training_resume"])
+
+
+def die_at_call(number, owner, name):
+    """Let the process end by SIGKILL when it calls `owner.name` for the given time."""
+    function, calls = getattr(owner, name), []
+
+    def call(*args, **kwargs):
+        calls.append(name)
+        if len(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, call)
+
+
+KILLS = {
+    "between two micro-batches": (28, LanguageModelTrainer, "training_step"),
+    "while a checkpoint's optimizer is written": (4, torch, "save"),
+    "before a checkpoint gets its name": (2, Path, "rename"),
+    "between a checkpoint and its samples": (3, callbacks, "complete"),
+    "between epochs": (2, LanguageModelTrainer, "_run_epoch"),
+    "after training, before the model is saved": (1, run, "save_model"),
+    "before the held-out result": (1, run, "seen_in_training"),
+}
+
+
+def train_until(where, words):
+    torch.set_num_threads(1)
+    if where:
+        die_at_call(*KILLS[where])
+    run_train(words)
+
+
+def what_was_logged(folder: RunFolder):
+    rows = [row for row in read_jsonl(folder.metrics) if "train_runtime" not in row and "symptom" not in row]
+    return [{key: row[key] for key in row if key not in TIMES and "eval_" not in key[:5]} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    place = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return run_train([*tiny_words(place, place / "run"), *LENGTHS])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", KILLS)
+def test_killed_anywhere_the_same_command_ends_with_the_same_weights_log_and_samples(
+    where, uninterrupted, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), *LENGTHS]
+    process = processes.Process(target=train_until, args=(where, words))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    again = run_train(words)
+    assert sha256(again.model / "model.safetensors") == sha256(uninterrupted.model / "model.safetensors")
+    assert what_was_logged(again) == what_was_logged(uninterrupted)
+    assert read_jsonl(again.samples) == read_jsonl(uninterrupted.samples)
+    assert [row["step"] for row in read_jsonl(again.samples)] == [0, 5, 10, 15, 20]
+    assert {path.name for path in again.checkpoints.iterdir()} == {"checkpoint-15", "checkpoint-20"}
+    before, after = (read_json(done.heldout) | {"made_by": None} for done in (uninterrupted, again))
+    assert before == after
+
+
+def run_as(rank, world_size, words, place):
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "ACCELERATE_USE_CPU": "true"}
+    if world_size > 1:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{place}/meet-{time.time_ns() // 10**11}", rank=rank, world_size=world_size
+        )
+    sys.stdout = sys.stderr = (Path(place) / f"said-by-{rank}").open("a", buffering=1)
+    sys.exit(open_door(lambda: run_train(words)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "world_size"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "100000", "--save_steps", "100000"]
+    words += ["--eval_strategy", "no", "--num_train_epochs", "1"]
+    ranks = [processes.Process(target=run_as, args=(rank, world_size, words, tmp_path)) for rank in range(world_size)]
+    for process in ranks:
+        process.start()
+    folder = RunFolder(tmp_path / "run")
+    deadline = time.monotonic() + 120
+    while not (folder.metrics.exists() and any("loss" in row for row in read_jsonl(folder.metrics))):
+        assert time.monotonic() < deadline
+        assert all(process.is_alive() for process in ranks), (tmp_path / "said-by-0").read_text()
+        time.sleep(0.05)
+    step = read_jsonl(folder.metrics)[-1]["step"]
+    os.kill(ranks[-1].pid, number)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [128 + number] * world_size
+    (saved,) = folder.checkpoints.iterdir()
+    assert is_whole(saved)
+    state = read_json(saved / "trainer_state.json")
+    assert state["global_step"] < step + 2000  # it was not the end that stopped it
+    assert len(list(saved.glob("rng_state*"))) == world_size
+    said = (tmp_path / "said-by-0").read_text()
+    assert f"{number.name}; saved {saved}. The same command goes on from there" in said
+    if world_size == 2:
+        assert "saved" not in (tmp_path / "said-by-1").read_text().replace("once it is saved", "")
+
+
+def fill_the_disk(words, place, largest):
+    save, calls = LanguageModelTrainer._save_checkpoint, []
+
+    def call(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 2:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
+        return save(self, *args, **kwargs)
+
+    LanguageModelTrainer._save_checkpoint = call
+    run_as(0, 1, words, place)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("largest", [20_000, 70_000])  # in the weights; in the optimizer's state
+def test_a_disk_that_takes_no_more_stops_the_run_and_the_last_good_checkpoint_stays(largest, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    process = processes.Process(target=fill_the_disk, args=(words, tmp_path, largest))
+    process.start()
+    process.join(120)
+    said = (tmp_path / "said-by-0").read_text()
+    assert process.exitcode == 3, said
+    good = tmp_path / "run" / "checkpoints" / "checkpoint-10"
+    assert f"Last good checkpoint: {good}" in said
+    assert list(good.parent.iterdir()) == [good]
+    assert is_whole(good)
+    run_train(words)  # there is room again
+
+
+def test_resuming_passes_over_damaged_checkpoints(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    folder = run_train(words)
+    whole = sha256(folder.model / "model.safetensors")
+    for cut in ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors", "rng_state.pth"):
+        folder.heldout.unlink()
+        path = folder.checkpoints / "checkpoint-20" / cut
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        run_train(words)
+        said = capsys.readouterr()
+        assert f"passing over {path.parent}" in said.err
+        assert f"going on with {folder.checkpoints / 'checkpoint-10'}" in said.out
+        assert sha256(folder.model / "model.safetensors") == whole
+        assert is_whole(path.parent)
+
+
+def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    folder = run_train(words)
+    files = {path: sha256(path) for path in folder.root.rglob("*") if path.is_file()}
+    (tmp_path / "other.txt").write_text("Quite another text. " * 200)
+    for change, message in [
+        (["--text", "other.txt"], "text: data/corpus-.* -> data/other-"),
+        (["--max_steps", "30"], "max_steps: 20 -> 30.*--branch_from"),
+        (["--hidden_size", "32"], "hidden_size: 16 -> 32"),
+        (["--tie_word_embeddings", "--learning_rate", "1"], "tie_word_emb.*; learning_rate: 0.01 -> 1.0"),
+        (["--gradient_accumulation_steps", "2"], "rows a step: 4 -> 8"),
+        (["--packing", "isolate"], "packing: stream -> isolate"),
+        (["--data_seed", "1"], "data_seed: None -> 1"),
+        (["--resume", "never"], "holds a run"),
+        (["--overwrite", "--resume", str(folder.checkpoints / "checkpoint-10")], "Leave one out"),
+    ]:
+        for finished in (True, False):
+            if not finished:
+                folder.heldout.rename(tmp_path / "heldout.json")
+            with pytest.raises(UsageError, match=message):
+                run_train([*words, *change])
+            if not finished:
+                (tmp_path / "heldout.json").rename(folder.heldout)
+    # What is not learned from may change.
+    run_train([*words, "--save_steps", "7", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"])
+    assert "is finished, with these settings" in capsys.readouterr().out
+    assert {path: sha256(path) for path in folder.root.rglob("*") if path.is_file()} == files
+
+
+def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    folder = run_train(words)
+    whole = sha256(folder.model / "model.safetensors")
+    folder.heldout.unlink()
+    for checkpoint in ("checkpoint-10", "checkpoint-20"):
+        (folder.checkpoints / checkpoint / "trainer_state.json").unlink()
+    run_train(words)
+    assert sha256(folder.model / "model.safetensors") == whole
+    assert [row["step"] for row in read_jsonl(folder.metrics) if "loss" in row] == [5, 10, 15, 20]
+
+
+WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--save_total_limit", "9"]
+
+
+def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trunk = run_train([*tiny_words(tmp_path, tmp_path / "trunk"), *WSD, "--logging_steps", "1", "--save_steps", "4"])
+    before = {path: sha256(path) for path in trunk.root.rglob("*") if path.is_file()}
+    stable = trunk.checkpoints / "checkpoint-8"
+    words = [*tiny_words(tmp_path, tmp_path / "branch"), *WSD, "--logging_steps", "1", "--save_steps", "2"]
+    words += ["--branch_from", str(stable), "--max_steps", "12"]
+    branch = run_train(words)
+    assert before == {path: sha256(path) for path in trunk.root.rglob("*") if path.is_file()}
+    rows = {row["step"]: row for row in read_jsonl(branch.metrics) if "loss" in row}
+    theirs = {row["step"]: row for row in read_jsonl(trunk.metrics) if "loss" in row}
+    assert list(rows) == list(range(1, 13))
+    assert [rows[step]["loss"] for step in range(1, 10)] == [theirs[step]["loss"] for step in range(1, 10)]
+    rates = [rows[step]["learning_rate"] for step in range(8, 13)]
+    assert rates == pytest.approx([0.01, 0.01, 0.0075, 0.005, 0.0025])
+    assert [row["step"] for row in read_jsonl(branch.samples)] == [0, 4, 8, 10, 12]
+    # Cut off, a branch goes on as any run, and ends the same.
+    whole = sha256(branch.model / "model.safetensors")
+    branch.heldout.unlink()
+    (branch.checkpoints / "checkpoint-12" / "optimizer.pt").unlink()
+    run_train(words)
+    assert sha256(branch.model / "model.safetensors") == whole
+    for change, message in [
+        (["--branch_from", str(trunk.checkpoints / "checkpoint-20")], "at step 20, and the run ends at step 12"),
+        (["--branch_from", str(trunk.checkpoints / "checkpoint-20"), "--max_steps", "25"], "decaying already"),
+        (["--seed", "3"], "but for length and schedule; here differ seed: 42 -> 3"),
+        (["--output_dir", str(trunk.root)], "begins another run"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            run_train([*words, "--output_dir", str(tmp_path / "other"), *change])
