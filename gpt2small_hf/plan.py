@@ -18,6 +18,7 @@ from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.arguments import ANY_PRECISION, Arguments, parse_with
+from gpt2small_hf.training.resume import is_whole, step_of
 from gpt2small_hf.training.run import check_sizes
 
 BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
@@ -64,6 +65,8 @@ def main(words: list[str]) -> None:
 def describe(args: Arguments, plan: PlanArguments) -> str:
     """The plan as text. Raises: UsageError for sizes that do not fit together, or a length that nothing tells."""
     seq_len = check_sizes(args)
+    if args.run.branch_from is not None and not is_whole(args.run.branch_from):
+        raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
     vocab_size, whence, available = vocabulary(args)
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(args.model))
@@ -81,6 +84,8 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
             "Nothing tells how long this run is: its text is not prepared yet. Say --max_steps, --tokens or "
             "--tokens_per_parameter, or prepare the text and name it with --data_dir."
         )
+    if args.run.branch_from is not None:  # only what lies past its checkpoint is trained
+        tokens -= step_of(args.run.branch_from) * per_step
     steps = budget.steps_for(tokens, per_step)
     seen = steps * per_step
     a_token = budget.flops_per_token(config, seq_len)

@@ -214,7 +214,7 @@ def ladder(tmp_path):
     folder = SweepFolder(tmp_path / "runs")
     rng = np.random.default_rng(6)
     losses = {key: 4 + 0.1 * key[1] + 0.05 * key[2] + 0.01 * rng.normal() for key in GRID}
-    for name, change in (("good", -0.3), ("good-i1", 0.0), ("bad", 2.0)):
+    for name, change in (("good", -0.3), ("good-i1", 0.0), ("bad", 9.0)):
         losses |= {(name, k, k): losses["baseline", k, k] + change + 0.01 * rng.normal() for k in (1, 2)}
     losses["burst", 1, 1] = 3.0
     for key, loss in losses.items():
@@ -304,7 +304,7 @@ def test_the_chart_has_a_dot_for_each_run_and_bears_any_result(ladder):
         len(line.get_xdata()) for line in axes.lines if line.get_linestyle() == "None" and line.get_marker() in "osD"
     )
     assert n_dots == 9 + 2 + 2 + 1  # one is past the edge, and of one a run was stopped
-    assert any("+2.0" in text.get_text() for text in axes.texts)
+    assert any("+9.0" in text.get_text() for text in axes.texts)
     assert any("stopped" in text.get_text() for text in axes.texts)
     for kept in (["baseline"], ["burst"], ["bad"], ["baseline", "bad"]):
         some = summarise(folder, {name: recipes[name] for name in kept})

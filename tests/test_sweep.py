@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import CORPUS, REPOSITORY
 
+from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.runs import UsageError, read_json, sha256
 from gpt2small_hf.sweep import SweepArguments, find_recipes, main, plan, prepare
 from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.budget import cerebras_weight_decay, sizes
 
 SMALL_LADDER = REPOSITORY / "examples" / "interventions-small"
 BASELINE = """# Shows:   ten steps.
@@ -229,7 +231,7 @@ def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_
 
 
 def test_the_small_ladder_is_the_series_at_one_measure(tmp_path, monkeypatch):
-    """Every recipe is accepted, measured on the baseline's rows, says three things and changes something."""
+    """Every recipe is accepted, measured on the baseline's rows, says three things, and follows the rule it names."""
     monkeypatch.chdir(tmp_path)
     recipes = find_recipes(SMALL_LADDER)
     jobs = plan(recipes, SweepArguments(seeds=1), SweepFolder(tmp_path))
@@ -240,8 +242,12 @@ def test_the_small_ladder_is_the_series_at_one_measure(tmp_path, monkeypatch):
     assert at_full_size - others <= recipes.keys()
     told = [[line.split()[1] for line in path.read_text().splitlines()[:3]] for path in recipes.values()]
     assert told == [["Shows:", "Machine:", "Expect:"]] * len(recipes)
-    settings = [repr(vars(parse_arguments([str(path)], path).trainer)) for path in recipes.values()]
-    assert len(settings) == len(recipes)
+    rule = parse_arguments([str(recipes["weight-decay-rule"])], recipes["weight-decay-rule"])
+    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    n = sizes(GPT2SmallConfig(vocab_size=rule.data.new_vocab_size, **no_ids, **vars(rule.model))).total
+    tokens, batch = 1300 * 1024, 1024
+    ruled = cerebras_weight_decay(batch, rule.trainer.learning_rate, tokens, tokens / n)
+    assert rule.trainer.weight_decay == pytest.approx(ruled, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size is 0. Give 1 or more"),
         (["--learning_rate", "-1"], "--learning_rate is -1.0. Give 0 or more"),
         (["--learning_rate", "nan"], "--learning_rate is nan"),
-        (["--lr_scheduler_kwargs", "xx"], "--lr_scheduler_kwargs xx does not suit"),
+        (["--lr_scheduler_kwargs", "xx"], "--lr_scheduler_kwargs xx is no JSON"),
         (["--lr_scheduler_kwargs", '{"x": 1}'], "does not suit --lr_scheduler_type cosine_with_min_lr"),
         (["--seed", "4294967296"], "--seed is 4294967296. Give a number below 2^32"),
         (["--prompts", " "], "--prompts has an empty text"),

@@ -186,6 +186,23 @@ def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     assert spoken.stdout.splitlines()[-1].startswith("next: python ")
 
 
+def test_preflight_shows_all_it_looked_at_and_touches_no_run(tmp_path, monkeypatch, capsys, tiny_run):
+    monkeypatch.chdir(tmp_path)
+    files = {path: sha256(path) for path in tiny_run.root.rglob("*") if path.is_file()}
+    for folder in (tmp_path / "new", tiny_run.root):
+        run_train([*tiny_words(tmp_path, folder), "--preflight_only", "--seed", "3", "--overwrite"])
+        said = capsys.readouterr().out
+        assert "causality        ok" in said
+        assert "learning rate" in said
+        assert "next: python train.py" in said
+    assert not (tmp_path / "new").exists()
+    assert {path: sha256(path) for path in tiny_run.root.rglob("*") if path.is_file()} == files
+    with pytest.raises(UsageError, match="warm"):
+        run_train([*tiny_words(tmp_path, tmp_path / "new"), "--warmup_steps", "50"])
+    assert not (tmp_path / "new").exists()
+    run_train([*tiny_words(tmp_path, tmp_path / "new"), "--max_steps", "2", "--eval_strategy", "no"])
+
+
 def test_a_mistake_on_the_command_line_is_one_line_and_status_two(tmp_path):
     done = subprocess.run(
         [sys.executable, REPOSITORY / "train.py", "--learning_rat", "1"], cwd=tmp_path, capture_output=True, text=True

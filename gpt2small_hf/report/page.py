@@ -174,6 +174,8 @@ def troubles(run: Run) -> list[str]:
 def evaluations(run: Run) -> str | None:
     """The best and the last evaluation while training, as a sentence."""
     held = [row for row in run.metrics if row.get("eval_loss") is not None]
+    if all(row["step"] == 0 for row in held):  # measured before training, and not while it went on
+        return None
     found = best(values(held, "step"), values(held, "eval_loss"))
     if found is None:
         return None
@@ -232,6 +234,8 @@ def loss_then(held: Sequence[tuple[int, float]], step: int) -> str:
     if not before:
         return number(None, "")
     at, loss = before[-1]
+    if at == 0 < step:  # what the model was before it learned says nothing of it then
+        return number(None, "")
     return f"{loss:.3f}" if at == step else f"{loss:.3f} at {at:,}"
 
 

@@ -402,7 +402,7 @@ def notes(results: dict[str, Any]) -> list[str]:
         )
         found.append(
             f"By chance alone that happens once in twenty comparisons, and here are {len(compared)}: "
-            f"expect {len(compared) / 20:.1f}. Seeds that were not tried would tell."
+            f"expect {len(compared) / 20:.1f}. All are from the same baseline, so they err together."
         )
     elif any(row["recipe"] == BASELINE for row in results["recipes"]):
         found.append("Too few runs to tell a difference from noise.")
@@ -430,7 +430,7 @@ def draw(results: dict[str, Any]) -> Figure:
     dots = {row["recipe"]: [r["difference"] for r in row["runs"] if r["difference"] is not None] for row in rows}
     found = np.array([0.0, *(value for values in dots.values() for value in values)])
     # Bad settings can be worse by any amount; the good ones are what is to be told apart.
-    cut = max(-1.5 * found.min(), 5 * band, 0.01)
+    cut = max(-2.5 * found.min(), 10 * band, 0.01)
     whiskers = {row["recipe"]: factor * (row["standard_error"] or 0.0) for row in rows}
     inside = [row for row in rows if row["difference"] is not None and row["difference"] <= cut]
     low = min(found.min(), -band, *(row["difference"] - whiskers[row["recipe"]] for row in inside))

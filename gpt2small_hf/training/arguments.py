@@ -6,6 +6,8 @@ transformers' `TrainingArguments`; only what belongs to a run as a whole is decl
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import math
 from argparse import SUPPRESS
 from collections.abc import Sequence
@@ -40,6 +42,7 @@ _AT_LEAST = {
     "max_grad_norm": 0,
     "seed": 0,
 }
+_REPORTERS = ("tensorboard", "trackio", "wandb", "mlflow", "swanlab", "comet_ml", "clearml", "neptune")
 # Settings of which one replaces the others.
 ALTERNATIVES = (
     {"data_dir", "text", "dataset"},
@@ -229,6 +232,19 @@ class TrainerArguments(TrainingArguments):
     def __post_init__(self) -> None:
         if self.hub_token or self.push_to_hub:
             raise UsageError("A run is not pushed, and a token is never a flag: publish the finished model folder.")
+        if isinstance(self.lr_scheduler_kwargs, str):
+            try:
+                self.lr_scheduler_kwargs = json.loads(self.lr_scheduler_kwargs)
+            except ValueError as error:
+                raise UsageError(f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} is no JSON ({error}).") from None
+        for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
+            if name in _REPORTERS and importlib.util.find_spec(name) is None:
+                raise UsageError(f"--report_to {name} needs what is not installed: pip install {name}")
+        if self.load_best_model_at_end and str(self.eval_strategy) != str(self.save_strategy):
+            raise UsageError(
+                f"--load_best_model_at_end measures what it saves: give --eval_strategy {self.save_strategy} "
+                "and an --eval_steps that divides --save_steps."
+            )
         if self.resume_from_checkpoint:
             raise UsageError("--resume_from_checkpoint is --resume here, and a run goes on by itself.")
         if self.auto_find_batch_size:

@@ -127,7 +127,12 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         if args.run.branch_from is not None:
             check_branch(args.run.branch_from, args, settings)
             return args.run.branch_from
-        return None if named in ("auto", "never") else Path(named)
+        if named in ("auto", "never"):
+            return None
+        theirs = run_of(Path(named)).resolved
+        if theirs.exists() and (lines := differences(read_json(theirs), settings)):
+            raise UsageError(f"{named} is of a run with other settings: {'; '.join(lines)}. Leave them as they were.")
+        return Path(named)
     if named == "never":
         raise UsageError(f"{run.root} holds a run. Go on with it (--resume auto), or begin again with --overwrite.")
     before = read_json(run.resolved)

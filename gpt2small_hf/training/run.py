@@ -129,8 +129,10 @@ def _train(args: Arguments) -> RunFolder:
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
     settings = resolve(args, data_dir, described, rows_per_step)
     first = args.trainer.process_index == 0
-    checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
-    if run.finished and not args.run.overwrite:
+    checkpoint = None
+    if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
+        checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
+    if run.finished and not args.run.overwrite and not args.run.preflight_only:
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
     model = GPT2SmallForCausalLM(config)
@@ -175,7 +177,11 @@ def _train(args: Arguments) -> RunFolder:
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
-    if checkpoint is None or args.run.preflight_only:
+    if first:
+        for folder in (run.checkpoints, run.root):  # the Trainer makes them, and the run is not begun yet
+            if folder.exists() and not any(folder.iterdir()):
+                folder.rmdir()
+    if checkpoint is None:
         said_by_first(lambda: inspect(trainer, args, rows, heldout, tokens_per_step))
     if args.run.preflight_only:
         print(f"next: python train.py {shlex.join(word for word in sys.argv[1:] if 'preflight' not in word)}".rstrip())
@@ -191,6 +197,8 @@ def _train(args: Arguments) -> RunFolder:
         )
         if checkpoint is not None:
             print(f"going on with {checkpoint}")
+            if not run.metrics.exists():
+                print(f"{run.metrics} is not there: what was logged up to here is lost.", file=sys.stderr)
         if not run.metrics.exists() or not read_jsonl(run.metrics):
             before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size).mean()
             write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
