@@ -113,7 +113,7 @@ def trials_table(trials: list[Trial], args: TrainerArguments) -> str:
     """What was tried and what was chosen, as text."""
     rows = [
         [
-            f"{trial.rows:,} rows",
+            f"{trial.rows:,} row{'s' * (trial.rows > 1)}",
             f"{trial.gib:.1f} GiB",
             "does not fit" if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f} tok/s",
         ]
