@@ -34,6 +34,14 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data beside the checkout is absent")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs CUDA where there is none, whatever marks were asked for."""
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+
+
 UNKNOWN_TO_STRANGERS = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "rich"}
 
 
