@@ -51,6 +51,7 @@ def test_a_budget_of_tokens_becomes_whole_steps_of_the_run(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--branch_from", "nowhere"], "--branch_from nowhere is not a whole checkpoint"),
         (["--device_name", "Abacus"], "--device_name Abacus is not known. Known: B200"),
         (["--mfu", "40"], "--mfu is 40. Give a share above 0, up to 1."),
         (["--n_devices", "0"], "--n_devices is 0."),
@@ -73,3 +74,11 @@ def test_the_command_ends_with_the_next_and_mistakes_with_status_two():
     assert done.stdout.endswith("next: python train.py --tokens 3_000_000\n")
     done = subprocess.run([*command, "--mfu", "2"], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_of_a_branch_only_what_lies_past_its_checkpoint_is_planned(tiny_run, capsys):
+    folder = tiny_run.root.parent.parent / read_json(tiny_run.resolved)["data"]["folder"]
+    words = ["--data_dir", str(folder), "--max_steps", "50", "--branch_from"]
+    main([*words, str(tiny_run.checkpoints / "checkpoint-20")])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("steps")]
+    assert line.split()[1] == "30"

@@ -77,6 +77,8 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["--learning_rate", "-1"], "--learning_rate is -1.0. Give 0 or more"),
         (["--learning_rate", "nan"], "--learning_rate is nan"),
         (["--lr_scheduler_kwargs", "xx"], "--lr_scheduler_kwargs xx is no JSON"),
+        (["--lr_scheduler_kwargs", "{bad"], "--lr_scheduler_kwargs {bad is no JSON"),
+        (["--load_best_model_at_end", "true", "--eval_strategy", "no"], "give --eval_strategy steps"),
         (["--lr_scheduler_kwargs", '{"x": 1}'], "does not suit --lr_scheduler_type cosine_with_min_lr"),
         (["--seed", "4294967296"], "--seed is 4294967296. Give a number below 2^32"),
         (["--prompts", " "], "--prompts has an empty text"),

@@ -212,6 +212,18 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
     assert {path: sha256(path) for path in folder.root.rglob("*") if path.is_file()} == files
 
 
+def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    first = run_train(tiny_words(tmp_path, tmp_path / "run"))
+    words = [*tiny_words(tmp_path, tmp_path / "other"), "--resume", str(first.checkpoints / "checkpoint-10")]
+    with pytest.raises(UsageError, match=r"checkpoint-10 is of a run with other settings: seed: 42 -> 7"):
+        run_train([*words, "--seed", "7"])
+    capsys.readouterr()
+    other = run_train(words)
+    assert f"{other.metrics} is not there: what was logged up to here is lost" in capsys.readouterr().err
+    assert sha256(other.model / "model.safetensors") == sha256(first.model / "model.safetensors")
+
+
 def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
