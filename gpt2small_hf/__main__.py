@@ -9,6 +9,7 @@ from gpt2small_hf.runs import UsageError, open_door
 
 COMMANDS = {
     "prepare": "text → token files that train.py reads",
+    "preview": "chats or a prepared folder → the rows a model would be trained on, with what is learned marked",
     "plan": "a recipe → what the run takes, and what rules of thumb say of it",
     "sweep": "a folder of recipes → runs with several seeds, and which changes are larger than their noise",
     "convert": "a GPT-2 of another code base → a folder of ours, or ours → one that needs no remote code",
@@ -35,6 +36,10 @@ def main() -> None:
         from gpt2small_hf.data.tokens import main as prepare
 
         prepare(words[1:])
+    elif words[0] == "preview":
+        from gpt2small_hf.data.preview import main as preview
+
+        preview(words[1:])
     elif words[0] == "plan":
         from gpt2small_hf.plan import main as plan
 

@@ -18,8 +18,8 @@ from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.arguments import ANY_PRECISION, Arguments, parse_with
+from gpt2small_hf.training.material import check_sizes, gather
 from gpt2small_hf.training.resume import is_whole, step_of
-from gpt2small_hf.training.run import check_sizes
 
 BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
 
@@ -64,16 +64,22 @@ def main(words: list[str]) -> None:
 
 def describe(args: Arguments, plan: PlanArguments) -> str:
     """The plan as text. Raises: UsageError for sizes that do not fit together, or a length that nothing tells."""
-    seq_len = check_sizes(args)
+    base = gather(args) if args.run.init_from is not None else None  # its sizes come with it
+    seq_len = check_sizes(args) if base is None else base.rows.seq_len
     if args.run.branch_from is not None and not is_whole(args.run.branch_from):
         raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
-    vocab_size, whence, available = vocabulary(args)
-    no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
-    config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(args.model))
+    if base is None:
+        vocab_size, whence, available = vocabulary(args)
+        no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(args.model))
+    else:
+        config = base.config
+        vocab_size, whence = config.vocab_size, f"({args.run.init_from})"
+        available = round(len(base.rows) * base.tokens_per_row)
     n = budget.sizes(config)
     n_devices = plan.n_devices or max(1, torch.cuda.device_count())
     rows = args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * n_devices
-    per_step = rows * seq_len
+    per_step = rows * seq_len if base is None else round(rows * base.tokens_per_row)
     tokens = budget.wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
     if tokens is None and args.trainer.max_steps > 0:
         tokens = args.trainer.max_steps * per_step
@@ -94,13 +100,14 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
         "words": f"{vocab_size:,} entries in the vocabulary {whence}",
         "tokens": f"{seen:,}: {seen / n.total:.1f} a parameter, {seen / n.non_embedding:.1f} without embeddings",
         "text": None if available is None else f"{available:,} tokens prepared, {seen / available:.1f} passes",
-        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {seq_len:,})",
+        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {'up to ' if base else ''}{seq_len:,})",
         "compute": f"{a_token * seen:.2e} FLOPs, {a_token:,} a token (PaLM's count)",
         "time": time_needed(a_token * seen, plan, n_devices),
         "disk": disk_needed(n.total, steps, args),
     }
     lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
-    return "\n".join([*lines, "", advice(n, seen, rows, seq_len, args)])
+    # The rules are of training from initial weights.
+    return "\n".join(lines if base else [*lines, "", advice(n, seen, rows, seq_len, args)])
 
 
 def for_training(words: list[str]) -> list[str]:

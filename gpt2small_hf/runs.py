@@ -70,6 +70,11 @@ class RunFolder:
         return self.root / "samples.jsonl"
 
     @property
+    def first_rows(self) -> Path:
+        """The first training rows, decoded, with what is learned from them marked."""
+        return self.root / "first_rows.txt"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of `checkpoint-<step>/`; each loads by itself."""
         return self.root / "checkpoints"
@@ -78,6 +83,16 @@ class RunFolder:
     def model(self) -> Path:
         """Final weights, config, code and tokenizer: what a stranger loads."""
         return self.root / "model"
+
+    @property
+    def adapter(self) -> Path:
+        """Of a run with LoRA: what was trained, alone. `model/` has it merged."""
+        return self.root / "adapter"
+
+    @property
+    def answers(self) -> Path:
+        """Of a run on chats: one JSON object a held-out question, with the finished model's answer."""
+        return self.root / "evaluation" / "answers.jsonl"
 
     @property
     def heldout(self) -> Path:

@@ -25,8 +25,8 @@ from gpt2small_hf.report.sweep import BASELINE, SweepFolder, stopped_because, wr
 from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, read_json
 from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
 from gpt2small_hf.training.callbacks import duration
+from gpt2small_hf.training.material import check_sizes, find_data
 from gpt2small_hf.training.resume import MAY_CHANGE, MAY_CHANGE_ALL
-from gpt2small_hf.training.run import check_sizes, find_data
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 LINES_OF_TAIL = 15

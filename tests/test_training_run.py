@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments,
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, read_json, read_jsonl, sha256
-from gpt2small_hf.training.run import draw_weights
+from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 

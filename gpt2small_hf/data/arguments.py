@@ -1,4 +1,4 @@
-"""The settings of `prepare`, which `train.py` has too."""
+"""The settings of `prepare` and of chats, which `train.py` has too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpt2small_hf.data.chat import LOSS_ON
+from gpt2small_hf.data.chat_dataset import OVERLONG
 from gpt2small_hf.data.tokenizer import SMALLEST_VOCABULARY
 from gpt2small_hf.runs import UsageError
 
@@ -99,3 +101,65 @@ class PrepareArguments:
     @property
     def n_workers(self) -> int:
         return self.num_workers or os.cpu_count() or 1
+
+
+@dataclass
+class ChatArguments:
+    """Which chats to learn from, how they are written down, and what of them is learned."""
+
+    _argument_group_name = "chats"
+
+    chat_data: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Chats or instructions to learn from, in place of text: .jsonl, .json, .parquet files, folders or "
+            "Hub ids. NAME[:935] takes these rows, user/name:SPLIT that split. Their shape is recognised: messages, "
+            "ShareGPT, Alpaca, prompt and completion, rendered Llama-2 text. Needs --init_from."
+        },
+    )
+    validation_data: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Chats to measure on. Unset: a file named validation beside one named train in a folder of "
+            "--chat_data, else --validation_fraction of the conversations."
+        },
+    )
+    template: str | None = field(
+        default=None,
+        metadata={
+            "help": "How a conversation becomes text: chatml, llama2, alpaca, a file of Jinja or Jinja itself, with "
+            "{%% generation %%} around what the assistant says. Unset: the tokenizer's own, else chatml. It is kept in "
+            "the tokenizer, so that whoever loads the model asks in the same way."
+        },
+    )
+    loss_on: Literal["assistant", "last", "all"] = field(
+        default="assistant",
+        metadata={"help": "What is learned: the assistant's turns with their end token, the last of them, or all."},
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Tokens that a conversation has at most; unset: --seq_len."}
+    )
+    overlong: Literal["keep_end", "drop"] = field(
+        default="keep_end",
+        metadata={
+            "help": "A longer conversation loses its first turns until the rest fits, or is left out. Both are counted."
+        },
+    )
+    add_special_tokens: bool = field(
+        default=False,
+        metadata={
+            "help": "Make the template's markers single tokens, so that nobody can type one. Their embeddings begin as "
+            "the mean of all. Without: an answer ends with the end-of-text token, other markers are words."
+        },
+    )
+    skip_bad_rows: bool = field(
+        default=False,
+        metadata={"help": "Leave out rows that are no conversation, and count them, instead of stopping at the first."},
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in {"loss_on": LOSS_ON, "overlong": OVERLONG}.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"--{name} is {getattr(self, name)}. Choose one of {', '.join(known)}.")
+        if self.max_length is not None and self.max_length < 2:
+            raise UsageError(f"--max_length is {self.max_length}. Give 2 or more.")

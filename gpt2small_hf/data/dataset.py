@@ -26,6 +26,15 @@ from gpt2small_hf.runs import DataFolder, UsageError, read_json, whole
 DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
 
 
+def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
+
+    `position_ids` are there if the rows have them.
+    """
+    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+    return batch | {"labels": batch["input_ids"].clone()}
+
+
 class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
     """Rows of `seq_len` tokens made from one split's token stream. No token is read before a row is asked for.
 
@@ -40,6 +49,8 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
 
     Held-out rows are always made with `stream`, however the training rows are: runs are compared on the same rows.
     """
+
+    collate = staticmethod(collate)
 
     def __init__(
         self, folder: Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
@@ -65,6 +76,7 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.packing = packing
         self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
+        self.largest_id: int = counts["max_id"]
         self.bytes_per_token: float = counts["bytes"] / counts["tokens"]
         self.paths = [Path(folder) / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
@@ -139,15 +151,6 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.open()
-
-
-def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
-
-    `position_ids` are there if the rows have them.
-    """
-    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return batch | {"labels": batch["input_ids"].clone()}
 
 
 # ---- rows of whole documents ------------------------------------------------------------------------------------

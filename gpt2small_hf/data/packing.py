@@ -1,12 +1,14 @@
-"""Token stream → fixed-length rows. Pure functions: no files, no tokenizer.
+"""Token stream → rows of one length; conversations → rows that hold them whole. Pure functions: no files, no tokenizer.
 
 `tokens.py` makes the stream, documents joined by one end-of-text token as in GPT-2; `dataset.py` serves the rows.
+`chat_dataset.py` has the conversations.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -68,3 +70,31 @@ def best_fit(lengths: np.ndarray, seq_len: int) -> np.ndarray:
             insort(buffer, key)
     documents = latest - (np.array(placed[: ends[-1]], np.int64) & ((1 << shift) - 1))
     return np.concatenate([np.array(ends, np.int64) + len(ends), documents])
+
+
+def pack_whole(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+    """Put whole pieces into rows of at most `seq_len` tokens: the longest first, each where it leaves the least room.
+
+    This is best-fit decreasing, which needs at most 11/9 of the fewest rows possible, and four (Johnson 1974).
+
+    Returns: for each row the numbers of its pieces. Raises: ValueError if a piece is longer than a row.
+    """
+    rows: list[list[int]] = []
+    with_room: list[list[int]] = [[] for _ in range(seq_len + 1)]  # rows by the room that is left in them
+    there = 0  # bit r is set where with_room[r] is not empty
+    for piece in sorted(range(len(lengths)), key=lambda piece: -lengths[piece]):
+        length = lengths[piece]
+        if length > seq_len:
+            raise ValueError(f"A piece of {length} tokens does not fit a row of {seq_len}.")
+        fitting = there >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            row = with_room[room].pop()
+            there ^= (not with_room[room]) << room
+        else:
+            room, row = seq_len, len(rows)
+            rows.append([])
+        rows[row].append(piece)
+        with_room[room - length].append(row)
+        there |= 1 << (room - length)
+    return rows

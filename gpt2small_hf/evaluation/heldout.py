@@ -15,46 +15,53 @@ from rich.progress import track
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.dataset import TokenDataset
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
 MOST_TRAINING_TOKENS = 100_000_000
 BLOCK = 4_000_000
+IGNORED = -100
 
 
-def heldout_losses(model: torch.nn.Module, rows: TokenDataset, *, batch_size: int = 8) -> np.ndarray:
+def heldout_losses(model: torch.nn.Module, rows: TokenDataset | ChatDataset, *, batch_size: int = 8) -> np.ndarray:
     """Loss of the model on each predicted token, dropout off.
 
-    Returns: nats, float64, shape (rows, seq_len - 1): a row's first token has nothing before it. The values do not
-        depend on `batch_size` beyond rounding.
+    Returns: nats, float64, flat, row after row. Of text, seq_len - 1 to a row: its first token has nothing before it.
+        Of chats, one for each supervised token. The values do not depend on `batch_size` beyond rounding.
     """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
     console = Console(stderr=True)
     # A loader draws a seed for its workers: from a generator of its own, or what is trained next would be otherwise.
-    batches = DataLoader(rows, batch_size=batch_size, collate_fn=collate, generator=torch.Generator())
+    batches = DataLoader(rows, batch_size=batch_size, collate_fn=rows.collate, generator=torch.Generator())
     losses = []
     with torch.no_grad():
         for batch in track(batches, "held-out rows", console=console, transient=True, disable=not console.is_terminal):
-            input_ids = batch["input_ids"].to(device)
-            logits = model(input_ids=input_ids, use_cache=False).logits[:, :-1].float()
-            loss = F.cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten(), reduction="none")
-            losses.append(loss.view(len(input_ids), -1).cpu().double().numpy())
+            inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+            labels = inputs.pop("labels")[:, 1:].flatten()
+            logits = model(**inputs, use_cache=False).logits[:, :-1].flatten(0, 1).float()
+            loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
+            losses.append(loss[labels != IGNORED].cpu().double().numpy())
     model.train(was_training)
     return np.concatenate(losses)
 
 
-def unigram_losses(train: TokenDataset, heldout: TokenDataset, *, vocab_size: int) -> np.ndarray:
-    """The same for a guess that knows only how frequent each token is in the training text.
+def unigram_losses(
+    train: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset, *, vocab_size: int
+) -> np.ndarray:
+    """The same for a guess that knows only how frequent each token is in training: of chats, among those learned.
 
     Frequencies are those of the first 100 million training tokens, one added to each so that none is impossible.
     """
     counts = np.ones(vocab_size)
-    for tokens in _blocks(train, MOST_TRAINING_TOKENS):
+    for tokens in [train.supervised()] if isinstance(train, ChatDataset) else _blocks(train, MOST_TRAINING_TOKENS):
         counts += np.bincount(tokens, minlength=vocab_size)
     nats = -np.log(counts / counts.sum())
-    return nats[_predicted(heldout, heldout.tokens(0, len(heldout) * heldout.seq_len))]
+    if isinstance(heldout, ChatDataset):
+        return nats[heldout.supervised()]
+    return nats[_predicted(heldout, heldout.tokens(0, len(heldout) * heldout.seq_len))].reshape(-1)
 
 
 def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = 13) -> np.ndarray:

@@ -125,7 +125,7 @@ def status(run: Run) -> str:
     wanted = run.resolved["trainer"]["max_steps"]
     of = f" of {wanted:,}" if wanted > 0 else ""
     so_far = f"the log ends at step {run.step:,}{of}{seen}" if run.metrics else "no step was logged"
-    on = " If it no longer runs, its command with --resume_from_checkpoint true goes on." if _newest(run) else ""
+    on = " If it no longer runs, its command goes on." if _newest(run) else ""
     return f"Not finished: {so_far}.{on}"
 
 

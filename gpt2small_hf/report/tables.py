@@ -64,7 +64,8 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}
     if heldout.get("new_text") and heldout["new_text"]["share"] < 0.99:
         names["new_text"] = f"  on the {heldout['new_text']['share']:.0%} not in the training text"
-    header = ["held-out rows", "loss (nats/token)", "perplexity", "bits/byte"]
+    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(heldout["rows"].get("loss_on"))
+    header = [what or "held-out rows", "loss (nats/token)", "perplexity", "bits/byte"]
     rows = [
         [
             label,
@@ -76,3 +77,13 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         if name in heldout
     ]
     return header, rows
+
+
+def answers_line(heldout: dict[str, Any]) -> str | None:
+    """How many sampled answers ended by themselves, as a sentence; None if no question was asked."""
+    answers = heldout.get("answers")
+    if not answers or not answers["asked"]:
+        return None
+    asked, ended = answers["asked"], answers["ended"]
+    most = answers["max_new_tokens"]
+    return f"{ended:,} of {asked:,} sampled answers ({ended / asked:.1%}) ended by themselves within {most} tokens"

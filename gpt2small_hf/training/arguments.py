@@ -20,7 +20,9 @@ import torch
 from transformers import SchedulerType, TrainingArguments
 from transformers.training_args import OptimizerNames
 
-from gpt2small_hf.data.tokens import PrepareArguments
+from gpt2small_hf.data.arguments import ChatArguments, PrepareArguments
+from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS
+from gpt2small_hf.data.packing import PACKINGS
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError
@@ -45,11 +47,14 @@ _AT_LEAST = {
 _REPORTERS = ("tensorboard", "trackio", "wandb", "mlflow", "swanlab", "comet_ml", "clearml", "neptune")
 # Settings of which one replaces the others.
 ALTERNATIVES = (
-    {"data_dir", "text", "dataset"},
+    {"data_dir", "text", "dataset", "chat_data"},
     {"max_steps", "num_train_epochs", "tokens", "tokens_per_parameter"},
 )
 # A run takes these from its tokenizer; use_cache is for generation and stays at its default.
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
+# What a run that begins with a model may have otherwise than it; a longer context is learned.
+OF_A_BASE = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "max_position_embeddings"}
+_TEXT_SOURCES = ("data_dir", "text", "dataset", "validation_text", "tokenizer", "vocab_size")
 
 
 @dataclass
@@ -74,6 +79,13 @@ class RunArguments:
             "and brings the learning rate down by --max_steps (as the end of warmup_stable_decay)."
         },
     )
+    init_from: str | None = field(
+        default=None,
+        metadata={
+            "help": "Begin with this model instead of initial weights: a run folder, a model folder or checkpoint of "
+            "ours, or the Hub id of one. Its sizes and its tokenizer come with it."
+        },
+    )
     data_dir: Path | None = field(
         default=None,
         metadata={
@@ -84,12 +96,13 @@ class RunArguments:
     seq_len: int | None = field(
         default=None, metadata={"help": "Tokens per row while training; unset: max_position_embeddings."}
     )
-    packing: Literal["stream", "bos_bestfit", "isolate"] = field(
-        default="stream",
+    packing: Literal["stream", "bos_bestfit", "isolate", "best_fit", "padding"] | None = field(
+        default=None,
         metadata={
-            "help": "How documents become training rows. stream: one after the other, cut where a row is full. "
+            "help": "How documents become training rows. stream (unset): one after the other, cut where a row is full. "
             "bos_bestfit: each row begins with a document, what fits nowhere is cropped. isolate: as stream, but "
-            "documents do not see each other. Held-out rows are always cut from the stream."
+            "documents do not see each other. Held-out rows are always cut from the stream. Of chats: best_fit "
+            "(unset), several whole ones to a row, which do not see each other; padding, one to a row."
         },
     )
     tokens: int | None = field(
@@ -121,6 +134,28 @@ class RunArguments:
     max_bad_steps: int = field(
         default=20,
         metadata={"help": "Stop after so many skipped steps in a row: spikes, and losses or gradients not finite."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None,
+        metadata={
+            "help": "Stop when the held-out loss was not the lowest so many times in a row, and keep the checkpoint "
+            "where it was: with 1, as soon as it rises. Needs --load_best_model_at_end."
+        },
+    )
+    lora_rank: int | None = field(
+        default=None,
+        metadata={
+            "help": "Train two matrices of this rank beside each linear layer, and not the layers (Hu et al. 2021; "
+            "needs peft). The finished model has them merged; alone they lie in adapter/."
+        },
+    )
+    lora_alpha: float | None = field(
+        default=None, metadata={"help": "What they add is scaled by this over the rank; unset: twice the rank."}
+    )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before them while training."})
+    max_answers: int = field(
+        default=200,
+        metadata={"help": "Of chats: let the finished model answer so many held-out questions, and count which end."},
     )
     max_eval_samples: int | None = field(
         default=None,
@@ -155,12 +190,14 @@ class RunArguments:
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "max_eval_samples", "tokens"):
+        for name in ("num_threads", "max_eval_samples", "tokens", "early_stopping_patience", "lora_rank"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
-        if self.packing not in ("stream", "bos_bestfit", "isolate"):
-            raise UsageError(f"--packing is {self.packing}. Choose stream, bos_bestfit or isolate.")
+        if self.packing not in (None, *PACKINGS, *CHAT_PACKINGS):
+            raise UsageError(f"--packing is {self.packing}. Choose one of {', '.join((*PACKINGS, *CHAT_PACKINGS))}.")
+        if not 0 <= self.lora_dropout < 1:
+            raise UsageError(f"--lora_dropout is {self.lora_dropout:g}. Give a number from 0 to below 1.")
         if self.max_bad_steps < 1:
             raise UsageError(f"--max_bad_steps is {self.max_bad_steps}. Give 1 or more.")
         if not self.spike_factor > 1:
@@ -329,8 +366,11 @@ class Arguments:
     recipe: Path
     run: RunArguments
     data: PrepareArguments
+    chat: ChatArguments
     model: Any
     trainer: TrainerArguments
+    named: set[str]
+    """The settings that recipe or flags name; the others have their defaults."""
 
 
 def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
@@ -358,6 +398,7 @@ def parse_with(
         *more,
         RunArguments,
         PrepareArguments,
+        ChatArguments,
         ModelArguments,
         TrainerArguments,
         prog=prog,
@@ -372,7 +413,7 @@ def parse_with(
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):
         recipe_path, words = Path(words[0]), words[1:]
-    recipe = read_recipe(recipe_path, ALTERNATIVES)
+    recipe = beside(recipe_path, read_recipe(recipe_path, ALTERNATIVES))
     for key in recipe:
         parser.require(key, where=f"{recipe_path}: ")
     recipe = under_flags(recipe, words)
@@ -380,11 +421,61 @@ def parse_with(
     if len(lengths) > 1:
         raise UsageError(f"--{lengths[0]} and --{lengths[1]} both say how long to train. Leave one out.")
     words = [*as_flags(recipe), *words, *in_any_case]
-    *others, run, data, model, trainer = parser.fill(words)
-    named = parser.parse_known_args(words)[0].output_dir
-    run.output_dir = Path(named) if named else Path("runs") / recipe_path.stem
+    *others, run, data, chat, model, trainer = parser.fill(words)
+    folder = parser.parse_known_args(words)[0].output_dir
+    run.output_dir = Path(folder) if folder else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
-    return Arguments(recipe=recipe_path, run=run, data=data, model=model, trainer=trainer), *others
+    args = Arguments(recipe_path, run, data, chat, model, trainer, named=given(words))
+    settle(args)
+    return args, *others
+
+
+def beside(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe whose chats and template are found beside it, if they do not lie in the working folder."""
+
+    def found(name: Any) -> Any:
+        file = str(name).partition("[")[0]
+        lies_there = isinstance(name, str) and "{" not in name and (path.parent / file).is_file()
+        return str(path.parent / name) if lies_there and not Path(file).exists() else name
+
+    files = {key: recipe[key] for key in ("chat_data", "validation_data", "template") if key in recipe}
+    return recipe | {
+        key: [found(one) for one in value] if isinstance(value, list) else found(value) for key, value in files.items()
+    }
+
+
+def settle(args: Arguments) -> None:
+    """See that settings of different parts fit each other, and fill in what depends on another.
+
+    Raises: UsageError naming two that do not fit, or one that would do nothing.
+    """
+    run, chat, named = args.run, args.chat, args.named
+    if chat.chat_data is None:
+        if idle := sorted(named & {f.name for f in fields(ChatArguments)}):
+            raise UsageError(f"--{idle[0]} is of chats. Name some with --chat_data, or leave it out.")
+        if run.packing in CHAT_PACKINGS:
+            raise UsageError(f"--packing {run.packing} is of chats. For text choose one of {', '.join(PACKINGS)}.")
+    else:
+        if other := [name for name in _TEXT_SOURCES if name in named]:
+            raise UsageError(
+                f"--chat_data and --{other[0]} exclude each other: chats come with their model's tokenizer."
+            )
+        if run.init_from is None:
+            raise UsageError("--chat_data needs a model that can write already. Name one with --init_from.")
+        if run.packing in PACKINGS:
+            raise UsageError(f"--packing {run.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
+        if length := named & {"tokens", "tokens_per_parameter"}:
+            raise UsageError(f"--{length.pop()} is of text. For chats give --num_train_epochs or --max_steps.")
+    run.packing = run.packing or ("stream" if chat.chat_data is None else "best_fit")
+    if run.init_from is None and run.lora_rank is not None:
+        raise UsageError("--lora_rank adapts a model that has learned. Name it with --init_from.")
+    if run.lora_rank is None and (run.lora_alpha is not None or run.lora_dropout):
+        raise UsageError("--lora_alpha and --lora_dropout need --lora_rank.")
+    if run.early_stopping_patience is not None and not args.trainer.load_best_model_at_end:
+        raise UsageError(
+            "--early_stopping_patience keeps the best checkpoint: give --load_best_model_at_end, and --eval_strategy "
+            "and --save_strategy alike (epoch, or steps)."
+        )
 
 
 # What only the machine of the run can answer: whether it computes in these.
@@ -394,7 +485,10 @@ ANY_PRECISION = ("--bf16", "false", "--fp16", "false", "--tf32", "false")
 def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     """Every setting of ours, and of the Trainer's those that we or the recipe set, as they are in force."""
     args, *_ = parse_with(words, default_recipe, prog="python train.py", purpose="", in_any_case=ANY_PRECISION)
-    parts = {**vars(args.data), **vars(args.run), **vars(args.model)}
+    sizes = vars(args.model)
+    if args.run.init_from is not None:  # the model has its own
+        sizes = {name: value for name, value in sizes.items() if name in args.named}
+    parts = {**vars(args.data), **(vars(args.chat) if args.chat.chat_data else {}), **vars(args.run), **sizes}
     settings = read_recipe(args.recipe, ALTERNATIVES)
     names = [*TrainerArguments.__annotations__, *settings, *sorted(given(words))]
     trainer = {name: getattr(args.trainer, name) for name in names if hasattr(args.trainer, name)}
@@ -440,4 +534,8 @@ def under_flags(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
     kept = laid_over(recipe, dict.fromkeys(names), ALTERNATIVES)
     if "data_dir" in names:  # a prepared folder has its text and its tokenizer
         kept = {key: value for key, value in kept.items() if key not in {f.name for f in fields(PrepareArguments)}}
+    if names & {"chat_data", "init_from"}:  # a model has its tokenizer
+        kept = {key: value for key, value in kept.items() if key not in ("tokenizer", "vocab_size")}
+    if "chat_data" in names and kept.get("packing") in PACKINGS:
+        del kept["packing"]
     return {key: value for key, value in kept.items() if key not in names}

@@ -26,7 +26,8 @@ from transformers import (
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.runs import RunFolder, append_jsonl, read_jsonl, write_jsonl
+from gpt2small_hf.runs import RunFolder, append_jsonl, read_jsonl, say, write_jsonl
+from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_OF_PACE = 30
@@ -62,8 +63,8 @@ class MetricsLog(TrainerCallback):
 class Samples(TrainerCallback):
     """Append to `samples.jsonl` what the model makes of each prompt: at the first step, and whenever it is saved."""
 
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, prompts: list[str]) -> None:
-        self.path, self.tokenizer, self.prompts = path, tokenizer, prompts
+    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, prompts: list[str], *, chat: bool) -> None:
+        self.path, self.tokenizer, self.prompts, self.chat = path, tokenizer, prompts, chat
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -84,15 +85,15 @@ class Samples(TrainerCallback):
             return
         if self.path.exists() and any(row["step"] == state.global_step for row in read_jsonl(self.path)):
             return
-        for row in complete(model, self.tokenizer, self.prompts):
+        for row in complete(model, self.tokenizer, self.prompts, chat=self.chat):
             append_jsonl(self.path, {"step": state.global_step, **row})
 
 
-def whole_model(model: nn.Module) -> GPT2SmallForCausalLM:
-    """The model as it is, or gathered from its shards; every rank must ask."""
-    assert isinstance(model, GPT2SmallForCausalLM)
+def whole_model(model: nn.Module) -> Any:
+    """The model as it is, with adapters if it has some, or gathered from its shards; every rank must ask."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
+    assert isinstance(model, GPT2SmallForCausalLM)
     weights = {
         name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for name, parameter in model.named_parameters()
@@ -112,6 +113,24 @@ class Charts(TrainerCallback):
         """Draw them from the files."""
         if state.is_world_process_zero:
             draw_charts(self.run)
+
+
+class StopWhenRising(TrainerCallback):
+    """End training once the held-out loss was not the lowest `patience` times in a row.
+
+    It asks the log alone, so a run that was resumed stops where it would have.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Look, and stop."""
+        if rising(state.log_history, self.patience):
+            control.should_training_stop = True
+            if state.is_world_process_zero:
+                times = "" if self.patience == 1 else f" {self.patience} times in a row"
+                say(f"step {state.global_step:,}: the held-out loss was not the lowest{times}; training ends here.")
 
 
 class StopOnSignal(TrainerCallback):

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
@@ -52,8 +53,8 @@ class Check:
 def preflight(
     trainer: LanguageModelTrainer,
     *,
-    rows: TokenDataset,
-    heldout: TokenDataset,
+    rows: TokenDataset | ChatDataset,
+    heldout: TokenDataset | ChatDataset,
     total_steps: int,
     tokens_per_step: int,
     folder_to_write: Path,
@@ -77,7 +78,7 @@ def preflight(
     model = trainer.accelerator.unwrap_model(trainer.model)
     with _no_trace(trainer, model):
         looked_at = {"training": _batches(trainer, rows), "held-out": _batches(trainer, heldout)}
-        checks = [_text(trainer, rows), _ids(model, rows, looked_at), *_labels(looked_at)]
+        checks = [_text(trainer, rows), _ids(model, (rows, heldout), looked_at), *_labels(looked_at)]
         if all(check.verdict != "fail" for check in checks):
             batch = _some_rows(trainer, rows, looked_at["training"], model.device)
             with torch.no_grad():
@@ -85,13 +86,15 @@ def preflight(
             if fresh:
                 checks.append(_initial_loss(model, loss))
             checks += [_count(trainer, model, batch, loss), *_accumulation_and_gradients(trainer, model, batch)]
-            checks += [_causality(model, batch), *_documents(model, looked_at["training"]), _tied(model)]
+            checks += [_causality(model, batch), *_documents(model, looked_at["training"])]
+            if isinstance(model, GPT2SmallForCausalLM):  # and not one with adapters around it
+                checks.append(_tied(model))
         checks += [
             _decay(trainer, model),
             _rate(trainer, total_steps),
             _passes(rows, total_steps, tokens_per_step),
             _disk(trainer, model, total_steps, folder_to_write, free_bytes),
-            _overlap(rows, heldout),
+            _repeated(rows, heldout) if isinstance(rows, ChatDataset) else _overlap(rows, heldout),
         ]
     return checks
 
@@ -138,7 +141,7 @@ def _no_trace(trainer: LanguageModelTrainer, model: nn.Module) -> Iterator[None]
 # ---- the data ----------------------------------------------------------------------------------------------------
 
 
-def _batches(trainer: LanguageModelTrainer, rows: TokenDataset) -> dict[int, Batch]:
+def _batches(trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset) -> dict[int, Batch]:
     """Rows evenly spread over a set, by number, each as the batch of one that the collator makes of it."""
     n = min(len(rows), ROWS_LOOKED_AT)
     return {row: trainer.data_collator([rows[row]]) for row in np.linspace(0, len(rows) - 1, n).astype(int).tolist()}
@@ -149,7 +152,7 @@ def _supervised(batch: Batch) -> Tensor:
     return batch["labels"][:, 1:] != -100
 
 
-def _text(trainer: LanguageModelTrainer, rows: TokenDataset) -> Check:
+def _text(trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset) -> Check:
     tokenizer = trainer.processing_class
     if tokenizer is None:
         return Check("first row", "note", "there is no tokenizer to read it with.")
@@ -157,9 +160,10 @@ def _text(trainer: LanguageModelTrainer, rows: TokenDataset) -> Check:
     return Check("first row", "ok", f"begins {text!r}")
 
 
-def _ids(model: GPT2SmallForCausalLM, rows: TokenDataset, looked_at: dict[str, dict[int, Batch]]) -> Check:
-    splits = read_meta(rows.paths[0].parent)["splits"]
-    found = [split["max_id"] for split in splits.values()]
+def _ids(
+    model: GPT2SmallForCausalLM, sets: Sequence[TokenDataset | ChatDataset], looked_at: dict[str, dict[int, Batch]]
+) -> Check:
+    found = [rows.largest_id for rows in sets]
     for batches in looked_at.values():
         found += [int(batch[key].max()) for batch in batches.values() for key in ("input_ids", "labels")]
     largest, vocabulary = max(found), model.config.vocab_size
@@ -188,7 +192,7 @@ def _labels(looked_at: dict[str, dict[int, Batch]]) -> Iterator[Check]:
 
 
 def _some_rows(
-    trainer: LanguageModelTrainer, rows: TokenDataset, looked_at: dict[int, Batch], device: torch.device
+    trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset, looked_at: dict[int, Batch], device: torch.device
 ) -> Batch:
     """A batch of two to four rows that have labels; of the first row one label alone, so that their numbers differ."""
     with_labels = [row for row, batch in looked_at.items() if _supervised(batch).any()]
@@ -273,9 +277,12 @@ def _accumulation_and_gradients(
         yield Check("accumulation", "fail", says)
 
     parameters = dict(model.named_parameters())
+    if not isinstance(model, GPT2SmallForCausalLM):  # with adapters, which alone are trained
+        parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     without = [name for name, parameter in parameters.items() if parameter.grad is None]
     broken = [name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()]
-    zero = [name for name, p in parameters.items() if p.grad is not None and not p.grad.any()]
+    # LoRA's second matrix begins as zeros, so the first one gets nothing at the first step.
+    zero = [n for n, p in parameters.items() if p.grad is not None and not p.grad.any() and "lora_A" not in n]
     wrong = {"no gradient": without, "one that is not finite": broken, "one that is all zero": zero}
     if any(wrong.values()):
         says = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
@@ -395,7 +402,10 @@ def _rate(trainer: LanguageModelTrainer, total_steps: int) -> Check:
     return Check("learning rate", "note", f"{course}: it does nothing but warm up; see --warmup_steps.")
 
 
-def _passes(rows: TokenDataset, total_steps: int, tokens_per_step: int) -> Check:
+def _passes(rows: TokenDataset | ChatDataset, total_steps: int, tokens_per_step: int) -> Check:
+    if isinstance(rows, ChatDataset):  # chats are few, and always passed over some times
+        wanted = total_steps * tokens_per_step
+        return Check("tokens", "ok", f"{rows.n_tokens:,} are there: {wanted / rows.n_tokens:.1f} passes over the chats")
     wanted, there = total_steps * tokens_per_step, len(rows) * rows.seq_len
     says = f"{wanted:,} are trained on, {there:,} are there: {wanted / there:.1f} passes over the text"
     return Check("tokens", "note" if wanted > there else "ok", says)
@@ -429,7 +439,19 @@ def _amount(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
-def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
+def _repeated(rows: ChatDataset, heldout: TokenDataset | ChatDataset) -> Check:
+    assert isinstance(heldout, ChatDataset)
+    trained = {one.input_ids.tobytes() for one in rows.encoded}
+    seen = np.mean([one.input_ids.tobytes() in trained for one in heldout.encoded])
+    says = f"{seen:.0%} of {len(heldout.encoded):,} conversations stand word for word among those trained on"
+    if seen > SEEN_REFUSED:
+        says += ": it would measure memory; hold out others (--validation_data or --validation_fraction)."
+        return Check("held-out chats", "fail", says)
+    return Check("held-out chats", "note" if seen > 0 else "ok", says)
+
+
+def _overlap(rows: TokenDataset, heldout: TokenDataset | ChatDataset) -> Check:
+    assert isinstance(heldout, TokenDataset)
     text = _first(rows, TRAINING_TOKENS)
     seen = seen_in_training(text, _first(heldout, HELDOUT_TOKENS))
     places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)

@@ -6,6 +6,7 @@ A run goes on only as what it was begun as: whatever decides what is learned mus
 from __future__ import annotations
 
 import json
+import math
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from gpt2small_hf.training.arguments import Arguments
 # divided. Rows a step are compared as a whole.
 MAY_CHANGE = {
     *("output_dir", "overwrite", "resume", "resume_from_checkpoint", "preflight_only", "find_batch_size"),
+    # What these name is compared by its content.
+    *("init_from", "chat_data", "validation_data", "skip_bad_rows", "max_answers"),
     *(
         "print_recipe",
         "num_threads",
@@ -70,7 +73,8 @@ def is_whole(checkpoint: Path) -> bool:
     names = {path.name for path in checkpoint.iterdir()}
     has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)  # the latter is DeepSpeed's
     # FSDP and DeepSpeed may keep the weights in folders of their own.
-    has_weights = "model.safetensors" in names or any((checkpoint / name).is_dir() for name in names)
+    alone = {"model.safetensors", "adapter_model.safetensors"}
+    has_weights = bool(alone & names) or any((checkpoint / name).is_dir() for name in names)
     return has_weights and has_optimizer and "scheduler.pt" in names and all(map(zipfile.is_zipfile, files))
 
 
@@ -79,10 +83,19 @@ def step_of(checkpoint: Path) -> int:
     return int(read_json(checkpoint / "trainer_state.json")["global_step"])
 
 
-def is_last(checkpoint: Path) -> bool:
-    """Whether a checkpoint was saved at the run's last step."""
+def is_last(checkpoint: Path, patience: int | None = None) -> bool:
+    """Whether a checkpoint was saved at the run's last step, or where `rising` stopped it."""
     state = read_json(checkpoint / "trainer_state.json")
-    return state["global_step"] >= state["max_steps"]
+    return state["global_step"] >= state["max_steps"] or rising(state["log_history"], patience)
+
+
+def rising(log: list[dict[str, Any]], patience: int | None) -> bool:
+    """Whether the held-out loss was not the lowest so far in the last `patience` measurements."""
+    losses = [row["eval_loss"] for row in log if "eval_loss" in row]
+    losses = [math.inf if loss is None or math.isnan(loss) else loss for loss in losses]
+    if patience is None or len(losses) <= patience:
+        return False
+    return min(losses[-patience:]) >= min(losses[:-patience])
 
 
 # ---- where to begin ----------------------------------------------------------------------------------------------
@@ -159,8 +172,11 @@ def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] =
         lines.append(f"text: {before['data']['folder']} -> {now['data']['folder']}")
     if before.get("rows_per_step", now["rows_per_step"]) != now["rows_per_step"]:
         lines.append(f"rows a step: {before['rows_per_step']} -> {now['rows_per_step']}")
-    for part in ("model", "run", "trainer"):
-        then, present = before[part], now[part]
+    if (before.get("base") or {}).get("sha256") != (now.get("base") or {}).get("sha256"):
+        names = [(settings.get("base") or {"init_from": None})["init_from"] for settings in (before, now)]
+        lines.append(f"init_from: {names[0]} -> {names[1]}, which has other weights")
+    for part in ("model", "run", "chat", "trainer"):
+        then, present = before.get(part) or {}, now.get(part) or {}
         # A setting that one version of this code does not know is no difference; of a model only what is not default
         # was written down.
         names = then | present if part == "model" else [name for name in present if name in then]

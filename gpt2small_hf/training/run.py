@@ -6,7 +6,6 @@ Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.p
 from __future__ import annotations
 
 import gc
-import hashlib
 import json
 import math
 import os
@@ -24,24 +23,22 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file
 from torch import distributed as dist
 from transformers import PreTrainedTokenizerBase, PrinterCallback, SchedulerType
 from transformers.utils import logging
 
-from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
-from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.preview import as_text
+from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
 from gpt2small_hf.flags import recipe_text
-from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.report.tables import console_table, heldout_rows
+from gpt2small_hf.report.tables import answers_line, console_table, heldout_rows
 from gpt2small_hf.runs import (
-    DataFolder,
     RunFolder,
     RunInterruptedError,
     RunStoppedError,
@@ -64,10 +61,12 @@ from gpt2small_hf.training.callbacks import (
     ProgressLine,
     Samples,
     StopOnSignal,
+    StopWhenRising,
     duration,
     whole_model,
 )
 from gpt2small_hf.training.health import Health
+from gpt2small_hf.training.material import Material, gather
 from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
     begin_branch,
@@ -99,15 +98,9 @@ def _train(args: Arguments) -> RunFolder:
         torch.set_num_threads(args.run.num_threads)
     run = RunFolder(args.run.output_dir)
     check_folder(run, args)
-    seq_len = check_sizes(args)
-    with args.trainer.main_process_first(local=False, desc="preparing the data"):
-        data_dir = find_data(args)
-        rows = TokenDataset(data_dir, "train", seq_len, packing=args.run.packing)
-    heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
-    tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
-    vocabulary = read_meta(data_dir)["tokenizer"]
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
-    config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
+    material = gather(args)
+    rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
+    chats = isinstance(rows, ChatDataset)
     if args.trainer.n_gpu > 1:
         raise UsageError(
             f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch train.py …), "
@@ -116,7 +109,7 @@ def _train(args: Arguments) -> RunFolder:
     rows_per_step = (
         args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size
     )
-    tokens_per_step = rows_per_step * seq_len
+    tokens_per_step = round(rows_per_step * material.tokens_per_row)
     tokens = wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
     if tokens is not None:
         args.trainer.max_steps = steps_for(tokens, tokens_per_step)
@@ -127,7 +120,7 @@ def _train(args: Arguments) -> RunFolder:
         args.trainer.warmup_steps = 0  # it is over, whatever share of the new length it was said to be
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
-    settings = resolve(args, data_dir, described, rows_per_step)
+    settings = resolve(args, material, described, rows_per_step)
     first = args.trainer.process_index == 0
     checkpoint = None
     if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
@@ -135,8 +128,7 @@ def _train(args: Arguments) -> RunFolder:
     if run.finished and not args.run.overwrite and not args.run.preflight_only:
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
-    model = GPT2SmallForCausalLM(config)
-    draw_weights(model, args.trainer.seed if args.run.init_seed is None else args.run.init_seed)
+    model = material.build()
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
@@ -146,7 +138,7 @@ def _train(args: Arguments) -> RunFolder:
             for name in FOUND:
                 setattr(args.trainer, name, read_json(run.resolved)["trainer"][name])
         else:
-            print(trials_table(find_batch_size(model, args.trainer, seq_len), args.trainer))
+            print(trials_table(find_batch_size(model, args.trainer, rows.seq_len), args.trainer))
         settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
     progress, stop = ProgressLine(tokens_per_step), StopOnSignal()
     metrics = MetricsLog(run.metrics)
@@ -156,23 +148,25 @@ def _train(args: Arguments) -> RunFolder:
         trainer = LanguageModelTrainer(
             model=model,
             args=args.trainer,
-            data_collator=collate,
+            data_collator=rows.collate,
             train_dataset=rows,
             eval_dataset=heldout,
             processing_class=tokenizer,
             decay=args.run.decay,
             spike_factor=args.run.spike_factor,
             max_bad_steps=args.run.max_bad_steps,
-            flops_per_token=flops_per_token(config, seq_len),
+            flops_per_token=flops_per_token(config, rows.seq_len),
             peak_flops=peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None,
             callbacks=[
                 stop,
                 metrics,
                 progress,
                 Health(run.metrics),
-                Samples(run.samples, tokenizer, args.run.prompts),
+                Samples(run.samples, tokenizer, args.run.prompts, chat=chats),
                 Charts(run),
+                *([StopWhenRising(patience)] if (patience := args.run.early_stopping_patience) else []),
             ],
+            eval_labels_per_row=heldout.labels_per_row if isinstance(heldout, ChatDataset) else None,
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
@@ -182,18 +176,18 @@ def _train(args: Arguments) -> RunFolder:
             if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
     if checkpoint is None:
-        said_by_first(lambda: inspect(trainer, args, rows, heldout, tokens_per_step))
+        said_by_first(lambda: inspect(trainer, args, material, tokens_per_step))
     if args.run.preflight_only:
         print(f"next: python train.py {shlex.join(word for word in sys.argv[1:] if 'preflight' not in word)}".rstrip())
         return run
     if first:
-        begin_folder(args, run, settings)
+        begin_folder(args, run, settings, material)
         if checkpoint is not None and branching and not run.metrics.exists():
             begin_branch(checkpoint, run)
         print(
-            f"{model.num_parameters():,} parameters · {len(rows):,} rows of {seq_len} tokens to train on, "
-            f"{len(heldout):,} held out · {tokens_per_step:,} tokens a step"
-            + (f" · {rows.cropped_share:.1%} of the text in no row" if rows.cropped_share > 0.01 else "")
+            f"{count_parameters(model)} · {len(rows):,} rows of {'up to ' if chats else ''}{rows.seq_len} tokens to "
+            f"train on, {len(heldout):,} held out · {tokens_per_step:,} tokens a step"
+            + (f" · {rows.cropped_share:.1%} of the text in no row" if not chats and rows.cropped_share > 0.01 else "")
         )
         if checkpoint is not None:
             print(f"going on with {checkpoint}")
@@ -203,14 +197,13 @@ def _train(args: Arguments) -> RunFolder:
             before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size).mean()
             write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
 
-    if checkpoint is not None and not branching and is_last(checkpoint):
-        model = GPT2SmallForCausalLM.from_pretrained(checkpoint)  # only what follows training was cut off
-        model.to(device)  # pyright: ignore[reportArgumentType]
+    if checkpoint is not None and not branching and is_last(checkpoint, args.run.early_stopping_patience):
+        model = kept_model(checkpoint, args, trainer)  # only what follows training was cut off
     else:
         learn(trainer, run, checkpoint, stop, progress)
         model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
     if first:
-        finish_folder(args, run, data_dir, model, tokenizer, rows, heldout)
+        finish_folder(args, run, material, merged(model, run))
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
         print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
     return run
@@ -248,6 +241,7 @@ def learn(
 
 
 T = TypeVar("T")
+ROWS_TO_LOOK_AT = 3
 FOUND = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what --find_batch_size decides
 
 
@@ -271,59 +265,20 @@ def newest(run: RunFolder) -> Path | None:
     return next(whole_checkpoints(run), None)
 
 
-def check_sizes(args: Arguments) -> int:
-    """See that model and rows fit together, before any text is prepared for them. Returns: `seq_len`.
-
-    Raises: UsageError for sizes that do not.
-    """
-    try:
-        config = GPT2SmallConfig(**vars(args.model))
-    except StrictDataclassError as error:
-        raise UsageError(str(error).split("Error: ")[-1].strip()) from None
-    limit = config.max_position_embeddings
-    seq_len = limit if args.run.seq_len is None else args.run.seq_len
-    if not 2 <= seq_len <= limit:
-        raise UsageError(
-            f"seq_len is {seq_len}; a row has from 2 to {limit} tokens (max_position_embeddings). "
-            "Change --seq_len or --max_position_embeddings."
-        )
-    return seq_len
+def count_parameters(model: Any) -> str:
+    """How many parameters a model has, and how many of them are trained if not all."""
+    total, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
+    return f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters trained"
 
 
-def find_data(args: Arguments) -> Path:
-    """The prepared folder: the one named, or the text named, prepared now.
-
-    Raises: UsageError when both are named, or as `prepare` does.
-    """
-    if args.run.data_dir is None:
-        return prepare(args.data, None)
-    named = [name for name in ("text", "dataset", "validation_text", "tokenizer") if getattr(args.data, name)]
-    if named:
-        raise UsageError(f"--data_dir and --{named[0]} exclude each other: a prepared folder has text and tokenizer.")
-    read_meta(args.run.data_dir)
-    if args.run.overwrite and args.run.data_dir.resolve().is_relative_to(args.run.output_dir.resolve()):
-        raise UsageError(f"{args.run.data_dir} lies in the run folder that --overwrite replaces. Move it out.")
-    return args.run.data_dir
-
-
-def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> None:
-    """Draw the initial weights, each module's from a seed of its own, made of `seed` and the module's name.
-
-    So two models that differ in one setting (a bias, a head, a layer more) start with the same weights elsewhere.
-    """
-    for name, module in model.named_modules():
-        if module is model.lm_head and model.config.tie_word_embeddings:
-            continue  # it is the embedding
-        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big"))
-        init_weights(module, model.config)
-
-
-def resolve(args: Arguments, data_dir: Path, model: dict[str, Any], rows_per_step: int) -> dict[str, Any]:
+def resolve(args: Arguments, material: Material, model: dict[str, Any], rows_per_step: int) -> dict[str, Any]:
     """Every value in force, as `resolved.json` has it."""
     device = args.trainer.device
     values = {
         "run": {name: _plain(value) for name, value in vars(args.run).items()},
-        "data": {"folder": str(data_dir), "fingerprint": read_meta(data_dir)["fingerprint"]},
+        "chat": {name: _plain(value) for name, value in vars(args.chat).items()} if args.chat.chat_data else None,
+        "data": material.data,
+        "base": material.base,
         "model": model,
         "trainer": {name: _plain(value) for name, value in args.trainer.to_dict().items()},
         "rows_per_step": rows_per_step,
@@ -337,30 +292,28 @@ def resolve(args: Arguments, data_dir: Path, model: dict[str, Any], rows_per_ste
     return json.loads(json.dumps(finite(values)))  # as it will be read again
 
 
-def inspect(
-    trainer: LanguageModelTrainer, args: Arguments, rows: TokenDataset, heldout: TokenDataset, tokens_per_step: int
-) -> None:
+def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, tokens_per_step: int) -> None:
     """Check what is about to be trained; show all of it with --preflight_only, else what deserves a look.
 
     Raises: UsageError if something is wrong.
     """
-    total = args.trainer.max_steps
+    total, tokens = args.trainer.max_steps, len(material.rows) * material.tokens_per_row
     if total < 1:
-        total = max(1, math.ceil(len(rows) * rows.seq_len / tokens_per_step * args.trainer.num_train_epochs))
+        total = max(1, math.ceil(tokens / tokens_per_step * args.trainer.num_train_epochs))
     checks = preflight(
         trainer,
-        rows=rows,
-        heldout=heldout,
+        rows=material.rows,
+        heldout=material.heldout,
         total_steps=total,
         tokens_per_step=tokens_per_step,
         folder_to_write=args.run.output_dir,
-        fresh=args.run.branch_from is None,
+        fresh=args.run.branch_from is None and material.base is None,
     )
     show(checks, everything=args.run.preflight_only)
 
 
-def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any]) -> None:
-    """Write the recipe as given and every value in force, before the first step.
+def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any], material: Material) -> None:
+    """Write the recipe as given, every value in force, and the first rows to look at, before the first step.
 
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
     """
@@ -373,25 +326,21 @@ def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any]) -> N
     run.root.mkdir(parents=True, exist_ok=True)
     with whole(run.recipe) as temporary:
         temporary.write_text(recipe, encoding="utf-8")
+    first = range(min(ROWS_TO_LOOK_AT, len(material.rows)))
+    with whole(run.first_rows) as temporary:
+        temporary.write_text(as_text(material.rows, material.tokenizer, first), encoding="utf-8")
     write_json(run.resolved, {**settings, "made_by": made})
 
 
 # ---- after the last step -----------------------------------------------------------------------------------------
 
 
-def finish_folder(
-    args: Arguments,
-    run: RunFolder,
-    data_dir: Path,
-    model: GPT2SmallForCausalLM,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: TokenDataset,
-    heldout: TokenDataset,
-) -> None:
+def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GPT2SmallForCausalLM) -> None:
     """Write the model, measure it, let it speak, and draw the charts. `heldout.json` ends the run.
 
     Raises: RunStoppedError if the model's loss is not finite.
     """
+    rows, heldout, tokenizer = material.rows, material.heldout, material.tokenizer
     after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size)
     if not np.isfinite(after).all():
         raise RunStoppedError(
@@ -399,21 +348,28 @@ def finish_folder(
             f"{run.metrics} shows when it broke."
         )
     save_model(model, tokenizer, run.model)
-    unigram = unigram_losses(rows, heldout, vocab_size=model.config.vocab_size)
-    new = ~seen_in_training(rows, heldout)
-    scale = heldout.bytes_per_token
-    measured = {
-        "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": new.size},
+    weights, scale = run.model / "model.safetensors", heldout.bytes_per_token
+    measured: dict[str, Any] = {
+        "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
         "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
-        "unigram": measures(unigram, scale),
+        "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
         "after": measures(after, scale),
-        # Held-out tokens that do not stand in the training text too; None if all do.
-        "new_text": {"share": new.mean(), **measures(after[new], scale)} if new.any() else None,
-        "made_by": made_by([run.model / "model.safetensors", DataFolder(data_dir).meta]),
     }
-    completions = complete(model, tokenizer, args.run.prompts)
-    write_json(run.completions, {"completions": completions, "made_by": made_by([run.model / "model.safetensors"])})
-    write_json(run.heldout, measured)
+    if isinstance(rows, ChatDataset):
+        assert isinstance(heldout, ChatDataset)
+        measured["rows"] |= {"conversations": heldout.counts.kept, "loss_on": heldout.loss_on}
+        answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
+        ended = sum(answer["ended"] for answer in answers)
+        measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
+        write_jsonl(run.answers, answers)
+    else:
+        assert isinstance(heldout, TokenDataset)
+        new = ~seen_in_training(rows, heldout).reshape(-1)
+        # Held-out tokens that do not stand in the training text too; None if all do.
+        measured["new_text"] = {"share": new.mean(), **measures(after[new], scale)} if new.any() else None
+    completions = complete(model, tokenizer, args.run.prompts, chat=isinstance(rows, ChatDataset))
+    write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
+    write_json(run.heldout, {**measured, "made_by": made_by([weights, *material.inputs])})
     draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)
@@ -421,6 +377,33 @@ def finish_folder(
     for completion in completions:
         print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
     print(f"\n{console_table(*heldout_rows(read_json(run.heldout)))}\n")
+    if said := answers_line(measured):
+        print(f"{said}\n")
+
+
+def kept_model(checkpoint: Path, args: Arguments, trainer: LanguageModelTrainer) -> Any:
+    """The model that a run which was trained to its end keeps: of its last checkpoint, or of its best one."""
+    state = read_json(checkpoint / "trainer_state.json")
+    if args.trainer.load_best_model_at_end and state["best_model_checkpoint"]:
+        checkpoint = checkpoint.with_name(Path(state["best_model_checkpoint"]).name)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = checkpoint / "adapter_model.safetensors"
+    if weights.exists():
+        from peft import set_peft_model_state_dict  # pyright: ignore[reportMissingImports]
+
+        set_peft_model_state_dict(model, load_file(weights))
+        return model
+    kept = GPT2SmallForCausalLM.from_pretrained(checkpoint)
+    return kept.to(args.trainer.device)  # pyright: ignore[reportArgumentType]
+
+
+def merged(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:
+    """The whole model; if it was trained with adapters, these are saved alone first."""
+    if isinstance(model, GPT2SmallForCausalLM):
+        return model
+    with whole(run.adapter) as temporary:
+        model.save_pretrained(temporary)
+    return model.merge_and_unload()
 
 
 def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

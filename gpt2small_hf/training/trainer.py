@@ -43,6 +43,7 @@ class LanguageModelTrainer(Trainer):
         max_bad_steps: int = 20,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
+        eval_labels_per_row: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Take what `Trainer` takes.
@@ -54,6 +55,8 @@ class LanguageModelTrainer(Trainer):
             max_bad_steps: stop after so many bad steps in a row.
             flops_per_token: FLOPs of training on one token, forward and backward.
             peak_flops: what one device can do in a second; with both, the log has `mfu`, the share of it that is made.
+            eval_labels_per_row: supervised tokens of a held-out row, in the mean, where rows have different numbers of
+                them: the held-out loss is then the mean over tokens.
             kwargs: as `Trainer`'s.
         """
         self.decay = decay
@@ -63,6 +66,8 @@ class LanguageModelTrainer(Trainer):
         self.step_losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.eval_labels_per_row = eval_labels_per_row
+        self.measuring = False
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
         self.tokens = 0  # of the interval, on all ranks
         self.checkpoint_in_the_making: Path | None = None
@@ -109,7 +114,20 @@ class LanguageModelTrainer(Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Loss of one batch; see `Trainer.compute_loss`."""
+        if self.measuring and self.eval_labels_per_row is not None:
+            # The Trainer weighs a batch's loss by its rows: divided so, the weighted mean is that over all tokens.
+            n_ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
+            labels = self.eval_labels_per_row * len(inputs["input_ids"]) * n_ranks
+            kwargs["num_items_in_batch"] = torch.tensor(labels, device=self.args.device)
         return super().compute_loss(model, {**inputs, "skip_logits": True}, *args, **kwargs)
+
+    def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
+        """Measure one batch; see `Trainer.prediction_step`."""
+        self.measuring = True
+        try:
+            return super().prediction_step(*args, **kwargs)
+        finally:
+            self.measuring = False
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         begin_at = super()._init_training_state(max_steps, *args, **kwargs)

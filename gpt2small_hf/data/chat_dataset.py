@@ -1,0 +1,227 @@
+"""Conversations → rows for training: whole ones, packed so that they do not see each other, or padded; and a collator.
+
+`conversations.py` reads them, `chat.py` makes ids of them, `packing.py` says which share a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedTokenizerFast
+
+from gpt2small_hf.data.chat import BATCH, Encoded, encode
+from gpt2small_hf.data.conversations import Conversation, Message
+from gpt2small_hf.data.packing import pack_whole
+from gpt2small_hf.runs import UsageError
+
+CHAT_PACKINGS = ("best_fit", "padding")
+OVERLONG = ("keep_end", "drop")
+IGNORED = -100
+
+
+@dataclass
+class Counts:
+    """What became of the conversations."""
+
+    conversations: int
+    """Read."""
+    shortened: int = 0
+    """Kept without their first turns: whole they are longer than `max_length`."""
+    turns_removed: int = 0
+    too_long: int = 0
+    """Left out for that."""
+    nothing_to_learn: int = 0
+    """Left out because no token of theirs is supervised: nobody answers."""
+
+    @property
+    def kept(self) -> int:
+        return self.conversations - self.too_long - self.nothing_to_learn
+
+    def __str__(self) -> str:
+        parts = [f"{self.conversations:,} conversations"]
+        if self.shortened:
+            parts.append(f"{self.shortened:,} too long, kept without their first turns ({self.turns_removed:,} in all)")
+        if self.too_long:
+            parts.append(f"{self.too_long:,} too long and left out")
+        if self.nothing_to_learn:
+            parts.append(f"{self.nothing_to_learn:,} without a token to learn, left out")
+        return ", ".join(parts)
+
+
+class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
+    """Rows of whole conversations, with labels that are -100 for all but what is to be learned.
+
+    `packing` says how:
+    - `best_fit`: several to a row, as `packing.pack_whole` chooses; `position_ids` start again at 0 with each, and the
+      model keeps apart what they part.
+    - `padding`: one to a row; `collate` fills the rows of a batch up to the longest.
+
+    The loss over all tokens is the same either way.
+    """
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        seq_len: int,
+        max_length: int | None = None,
+        loss_on: str = "assistant",
+        packing: str = "best_fit",
+        overlong: str = "keep_end",
+    ) -> None:
+        """Encode conversations by the tokenizer's template.
+
+        Args:
+            conversations: to learn from or to measure on.
+            tokenizer: with a template that `chat.set_template` has looked at.
+            seq_len: tokens that a row has at most.
+            max_length: tokens that a conversation has at most, `seq_len` or fewer; unset, `seq_len`.
+            loss_on: what of it is learned: the `assistant`'s turns, the `last` of them, or `all`.
+            packing: see above.
+            overlong: what becomes of a longer one. `keep_end`: it loses its first turns, a question and its answer
+                at a time and never the system's, until the rest fits; `drop`: it is left out.
+
+        Raises: UsageError if nothing is left to learn from.
+        """
+        self.seq_len, self.loss_on, self.packing = seq_len, loss_on, packing
+        self.pad_id = int(tokenizer.pad_token_id or 0)  # pyright: ignore[reportArgumentType]
+        limit = seq_len if max_length is None else min(max_length, seq_len)
+        self.counts = Counts(len(conversations))
+        self.chats: list[Conversation] = []
+        """Those that are kept, each without the turns that did not fit."""
+        self.removed: list[int] = []
+        """How many turns of each did not fit."""
+        self.encoded: list[Encoded] = []
+        console = Console(stderr=True)
+        few = len(conversations) <= BATCH or not console.is_terminal
+        for start in track(
+            range(0, len(conversations), BATCH), "encoding chats", console=console, transient=True, disable=few
+        ):
+            chats = conversations[start : start + BATCH]
+            for chat, encoded in zip(chats, encode(tokenizer, [chat.messages for chat in chats]), strict=True):
+                self._add(tokenizer, chat, encoded, limit, overlong)
+        if not self.encoded:
+            raise UsageError(self._nothing_left(limit, overlong))
+        lengths = [len(one.input_ids) for one in self.encoded]
+        self.rows = pack_whole(lengths, seq_len) if packing == "best_fit" else [[i] for i in range(len(lengths))]
+        """The numbers of each row's conversations."""
+        self.n_tokens = sum(lengths)
+        self.n_supervised = len(self.supervised())
+        # Of what is learned; end tokens count as tokens, and have no bytes.
+        text = tokenizer.decode(self.supervised().tolist(), skip_special_tokens=True)
+        self.bytes_per_token = len(str(text).encode()) / self.n_supervised
+
+    def _nothing_left(self, limit: int, overlong: str) -> str:
+        reasons = []
+        if self.counts.too_long:
+            mend = "Raise --max_length or --seq_len" + (", or take --overlong keep_end" if overlong == "drop" else "")
+            reasons.append(f"{self.counts.too_long:,} are longer than {limit:,} tokens. {mend}")
+        if self.counts.nothing_to_learn:
+            mend = "Look at them: python -m gpt2small_hf preview"
+            reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised, as nobody answers. {mend}")
+        return f"of {self.counts.conversations:,} conversations nothing is left to learn from: {'; '.join(reasons)}."
+
+    def _add(
+        self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: Encoded, limit: int, overlong: str
+    ) -> None:
+        removed = 0
+        if len(encoded.input_ids) > limit and overlong == "keep_end":
+            shorter = _shortened(tokenizer, chat.messages, limit)
+            if shorter is not None:
+                removed = len(chat.messages) - len(shorter)
+                chat, encoded = Conversation(shorter, chat.where), encode(tokenizer, [shorter])[0]
+        if len(encoded.input_ids) > limit:
+            self.counts.too_long += 1
+        elif not encoded.supervised(self.loss_on).any():
+            self.counts.nothing_to_learn += 1
+        else:
+            self.chats.append(chat)
+            self.removed.append(removed)
+            self.encoded.append(encoded)
+            self.counts.shortened += removed > 0
+            self.counts.turns_removed += removed
+
+    def supervised(self) -> np.ndarray:
+        """The tokens that are learned, one row after the other. int64, flat."""
+        order = (self.encoded[number] for row in self.rows for number in row)
+        return np.concatenate([one.input_ids[one.supervised(self.loss_on)] for one in order])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        """Row number `row`: `input_ids`, `labels` (unshifted) and, of packed rows, `position_ids`, int64, (T,) each."""
+        parts = [self.encoded[number] for number in self.rows[row]]
+        found = {
+            "input_ids": np.concatenate([part.input_ids for part in parts]),
+            "labels": np.concatenate(
+                [np.where(part.supervised(self.loss_on), part.input_ids, IGNORED) for part in parts]
+            ),
+        }
+        if self.packing == "best_fit":
+            found["position_ids"] = np.concatenate([np.arange(len(part.input_ids)) for part in parts])
+        return found
+
+    def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """Rows → a batch, int64, shape (rows, longest) each.
+
+        What fills up a shorter row stands behind all that counts, so nothing sees it and no mask is needed; among
+        `position_ids` it starts again at 0, as one more document.
+        """
+        longest = max(len(row["input_ids"]) for row in rows)
+        fill = {"input_ids": self.pad_id, "labels": IGNORED}
+        batch = {}
+        for name in rows[0]:
+            columns = []
+            for row in rows:
+                missing = longest - len(row[name])
+                tail = np.arange(missing) if name == "position_ids" else np.full(missing, fill[name])
+                columns.append(np.concatenate([row[name], tail]))
+            batch[name] = torch.from_numpy(np.stack(columns))
+        return batch
+
+    @property
+    def labels_per_row(self) -> float:
+        """Supervised tokens of a row, in the mean."""
+        return self.n_supervised / len(self.rows)
+
+    @property
+    def largest_id(self) -> int:
+        return max(int(one.input_ids.max()) for one in self.encoded)
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for two sets exactly when the same is learned from them: a SHA-256 of ids, labels and rows."""
+        digest = hashlib.sha256(repr(self.rows).encode())
+        for one in self.encoded:
+            digest.update(one.input_ids.astype("<i8").tobytes() + one.supervised(self.loss_on).tobytes())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Counts for a run's files."""
+        return {
+            **vars(self.counts),
+            "rows": len(self.rows),
+            "tokens": self.n_tokens,
+            "supervised_tokens": self.n_supervised,
+            "supervised_share": self.n_supervised / self.n_tokens,
+        }
+
+
+def _shortened(tokenizer: PreTrainedTokenizerFast, chat: list[Message], limit: int) -> list[Message] | None:
+    """The longest end of a conversation that fits, from a question on, after the system's turn; None if none does."""
+    system = chat[:1] if chat[0]["role"] == "system" else []
+    starts = [n for n, message in enumerate(chat) if message["role"] == "user"][1:]
+    fits = bisect_left(
+        starts, True, key=lambda start: len(encode(tokenizer, [system + chat[start:]])[0].input_ids) <= limit
+    )
+    return system + chat[starts[fits] :] if fits < len(starts) else None

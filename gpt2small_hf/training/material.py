@@ -1,0 +1,418 @@
+"""Settings → what a run learns from and is measured on, and the model it begins with: initial weights, or another's.
+
+Everything a user can have wrong is found here, before any weights are read or drawn. `run.py` trains.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.hub import cached_file
+
+from gpt2small_hf.data.chat import set_template, stop_tokens
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.conversations import Conversations, read_conversations
+from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+from gpt2small_hf.model.gpt import init_weights
+from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
+from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
+
+
+@dataclass
+class Material:
+    """What a run is made from."""
+
+    rows: TokenDataset | ChatDataset
+    heldout: TokenDataset | ChatDataset
+    tokenizer: PreTrainedTokenizerFast
+    config: GPT2SmallConfig
+    """Of the model as it will be trained."""
+    build: Callable[[], Any]
+    """The model with the weights that training begins with, with adapters if they are trained."""
+    data: dict[str, Any]
+    """For `resolved.json`: where the data are from, and a fingerprint of them."""
+    inputs: list[Path]
+    """Files that a result is made from."""
+    base: dict[str, Any] | None = None
+    """For `resolved.json`: the model that the run begins with, and a fingerprint of it."""
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Tokens of a row, in the mean; of chats, those that are not filling."""
+        return self.rows.n_tokens / len(self.rows) if isinstance(self.rows, ChatDataset) else self.rows.seq_len
+
+
+def gather(args: Arguments) -> Material:
+    """Find or prepare the data, and know the model.
+
+    Raises: UsageError for anything a user can mend.
+    """
+    if args.run.lora_rank is not None and importlib.util.find_spec("peft") is None:
+        raise UsageError("--lora_rank needs what is not installed: pip install peft")
+    base = None if args.run.init_from is None else find_base(args.run.init_from)
+    config = begun_with(base, args) if base else None
+    if args.chat.chat_data is not None:
+        assert base is not None
+        assert config is not None
+        return _chats(args, base, config)
+    return _text(args, base, config)
+
+
+# ---- text -------------------------------------------------------------------------------------------------------
+
+
+def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) -> Material:
+    seq_len = check_sizes(args) if config is None else _row_length(args, config)
+    if base is not None and args.run.data_dir is None:
+        if args.data.tokenizer not in (None, base.name):
+            raise UsageError(
+                f"--tokenizer {args.data.tokenizer}: a model keeps its own. Leave it out with --init_from."
+            )
+        args.data.tokenizer = base.name
+    with args.trainer.main_process_first(local=False, desc="preparing the data"):
+        data_dir = find_data(args)
+        rows = TokenDataset(data_dir, "train", seq_len, packing=args.run.packing or "stream")
+    heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
+    tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
+    meta = read_meta(data_dir)
+    data = {"folder": str(data_dir), "fingerprint": meta["fingerprint"]}
+    inputs = [DataFolder(data_dir).meta]
+    if base is None or config is None:
+        vocabulary = meta["tokenizer"]
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
+        config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
+        return Material(
+            rows,
+            heldout,
+            tokenizer,
+            config,
+            lambda: draw_weights(GPT2SmallForCausalLM(config), initial_seed(args)),
+            data,
+            inputs,
+        )
+    own = base.tokenizer()
+    if tokenizer.get_vocab() != own.get_vocab():
+        raise UsageError(
+            f"{data_dir} was prepared with another tokenizer than that of {base.name}. "
+            f"Prepare the text again: python -m gpt2small_hf prepare --tokenizer {base.name} …"
+        )
+    return Material(
+        rows,
+        heldout,
+        own,
+        config,
+        lambda: adapted(loaded(base, config, initial_seed(args)), args, base),
+        data,
+        inputs,
+        base.described(),
+    )
+
+
+def check_sizes(args: Arguments) -> int:
+    """See that model and rows fit together, before any text is prepared for them. Returns: `seq_len`.
+
+    Raises: UsageError for sizes that do not.
+    """
+    try:
+        config = GPT2SmallConfig(**vars(args.model))
+    except StrictDataclassError as error:
+        raise UsageError(_reason(error)) from None
+    return _row_length(args, config)
+
+
+def _reason(error: StrictDataclassError) -> str:
+    return str(error).split("Error: ")[-1].strip()
+
+
+def _row_length(args: Arguments, config: GPT2SmallConfig) -> int:
+    limit = config.max_position_embeddings
+    seq_len = limit if args.run.seq_len is None else args.run.seq_len
+    if not 2 <= seq_len <= limit:
+        raise UsageError(
+            f"seq_len is {seq_len}; a row has from 2 to {limit} tokens (max_position_embeddings). "
+            "Change --seq_len or --max_position_embeddings."
+        )
+    return seq_len
+
+
+def find_data(args: Arguments) -> Path:
+    """The prepared folder: the one named, or the text named, prepared now.
+
+    Raises: UsageError when both are named, or as `prepare` does.
+    """
+    if args.run.data_dir is None:
+        return prepare(args.data, None)
+    named = [name for name in ("text", "dataset", "validation_text", "tokenizer") if getattr(args.data, name)]
+    if named:
+        raise UsageError(f"--data_dir and --{named[0]} exclude each other: a prepared folder has text and tokenizer.")
+    read_meta(args.run.data_dir)
+    if args.run.overwrite and args.run.data_dir.resolve().is_relative_to(args.run.output_dir.resolve()):
+        raise UsageError(f"{args.run.data_dir} lies in the run folder that --overwrite replaces. Move it out.")
+    return args.run.data_dir
+
+
+def initial_seed(args: Arguments) -> int:
+    """The seed of what is drawn before training."""
+    return args.trainer.seed if args.run.init_seed is None else args.run.init_seed
+
+
+def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> GPT2SmallForCausalLM:
+    """Draw the initial weights, each module's from a seed of its own, made of `seed` and the module's name.
+
+    So two models that differ in one setting (a bias, a head, a layer more) start with the same weights elsewhere.
+    """
+    for name, module in model.named_modules():
+        if module is model.lm_head and model.config.tie_word_embeddings:
+            continue  # it is the embedding
+        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big"))
+        init_weights(module, model.config)
+    return model
+
+
+# ---- chats ------------------------------------------------------------------------------------------------------
+
+
+def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
+    chat = args.chat
+    seq_len = _row_length(args, config)
+    if chat.max_length is not None and chat.max_length > seq_len:
+        raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Give as many or fewer.")
+    tokenizer = base.tokenizer()
+    new_tokens = set_template(tokenizer, chat.template, add_special_tokens=chat.add_special_tokens)
+    assert chat.chat_data is not None
+    sets = read_conversations(
+        chat.chat_data,
+        chat.validation_data,
+        validation_fraction=args.data.held_out,
+        skip_bad_rows=chat.skip_bad_rows,
+    )
+    if args.run.max_eval_samples is not None:
+        sets["validation"].chats = sets["validation"].chats[: args.run.max_eval_samples]
+    rows, heldout = (
+        ChatDataset(
+            sets[split].chats,
+            tokenizer,
+            seq_len=seq_len,
+            max_length=chat.max_length,
+            loss_on=chat.loss_on,
+            packing=args.run.packing or "best_fit",
+            overlong=chat.overlong,
+        )
+        for split in ("train", "validation")
+    )
+    show_chats(sets, rows, heldout)
+    config.vocab_size = max(config.vocab_size, len(tokenizer))
+    for name in ("bos_token", "eos_token", "pad_token"):
+        setattr(config, f"{name}_id", getattr(tokenizer, f"{name}_id"))
+    ends = [*stop_tokens(tokenizer), str(tokenizer.eos_token), str(base.tokenizer().eos_token)]
+    stop_ids, new_ids = ids_of(tokenizer, ends), ids_of(tokenizer, new_tokens)
+    sources = {split: found.sources for split, found in sets.items()}
+    data = {
+        "folder": ", ".join(source["name"] for source in sources["train"]),
+        "fingerprint": hashlib.sha256(f"{rows.fingerprint}{heldout.fingerprint}".encode()).hexdigest(),
+        "sources": sources,
+        "train": rows.describe(),
+        "validation": heldout.describe(),
+        "template": tokenizer.chat_template,
+        "new_tokens": new_tokens,
+    }
+    files = [Path(source["name"].partition("[")[0]) for found in sources.values() for source in found]
+    return Material(
+        rows,
+        heldout,
+        tokenizer,
+        config,
+        lambda: adapted(
+            loaded(base, config, initial_seed(args), new_ids=new_ids, stop_ids=stop_ids), args, base, new_ids
+        ),
+        data,
+        [path for path in files if path.is_file()],
+        base.described(),
+    )
+
+
+def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[str]) -> list[int]:
+    """The ids of some tokens, each once."""
+    vocabulary = tokenizer.get_vocab()
+    return list(dict.fromkeys(vocabulary[token] for token in tokens))
+
+
+def show_chats(sets: dict[str, Conversations], rows: ChatDataset, heldout: ChatDataset) -> None:
+    """Say what the data were recognised as, and what became of them."""
+    for found in sets.values():
+        for source in found.sources:
+            bad = f", {source['unreadable']:,} rows that are none left out" if source["unreadable"] else ""
+            print(f"{source['name']}: {source['conversations']:,} conversations, {source['shape']}{bad}")
+    for name, some in (("train", rows), ("validation", heldout)):
+        share = some.n_supervised / some.n_tokens
+        print(f"{name}: {some.counts} · {some.n_tokens:,} tokens, {share:.1%} of them supervised")
+
+
+# ---- the model that a run begins with ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model of ours that another run begins with."""
+
+    name: str
+    """Its folder, or its id on the Hub."""
+    config: GPT2SmallConfig
+    sha256: str
+    """Of its weights."""
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Its tokenizer. Raises: UsageError if it has none."""
+        return load_tokenizer(self.name)
+
+    def described(self) -> dict[str, Any]:
+        return {"init_from": self.name, "sha256": self.sha256}
+
+
+def find_base(name: str) -> Base:
+    """Look at a model without reading its weights.
+
+    Raises: UsageError if there is none, or it is not one of ours.
+    """
+    folder = Path(name).expanduser()
+    if (RunFolder(folder).model / "config.json").is_file():
+        folder = RunFolder(folder).model
+    elif RunFolder(folder).resolved.is_file():
+        raise UsageError(f"--init_from {name}: that run has no model yet. Finish it, or name one of its checkpoints.")
+    name = str(folder) if folder.is_dir() else name
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        raise UsageError(f"--init_from {name} is an adapter, not a whole model. Name the folder of the merged one.")
+    try:
+        described = cached_file(name, "config.json")
+        weights = cached_file(name, "model.safetensors")
+    except (OSError, ValueError) as error:
+        first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
+        raise UsageError(f"--init_from {name}: no model there ({first}). Name a run, a folder or a Hub id.") from None
+    assert described is not None
+    assert weights is not None
+    try:
+        kind = json.loads(Path(described).read_text(encoding="utf-8")).get("model_type")
+    except (ValueError, AttributeError):
+        raise UsageError(f"{described} is not a model's config.json. Make the folder again.") from None
+    if kind != GPT2SmallConfig.model_type:
+        raise UsageError(
+            f"--init_from {name} is a model of type {kind}, not {GPT2SmallConfig.model_type}. Make it ours: "
+            f"python -m gpt2small_hf convert {name} OURS --to gpt2small"
+        )
+    return Base(name, GPT2SmallConfig.from_pretrained(name), sha256(Path(weights)))
+
+
+def begun_with(base: Base, args: Arguments) -> GPT2SmallConfig:
+    """The base's configuration with what a run may change in it: dropout, and a longer context.
+
+    Raises: UsageError for other sizes than it has, and for a shorter context.
+    """
+    config = GPT2SmallConfig.from_dict(base.config.to_dict())
+    for setting in fields(args.model):
+        name, there = setting.name, getattr(config, setting.name)
+        wanted = getattr(args.model, name)
+        if name not in args.named or wanted == there or (wanted is None and name == "intermediate_size"):
+            continue
+        if name not in OF_A_BASE:
+            raise UsageError(f"--{name} is {wanted}, but {base.name} has {there}, which comes with it. Leave it out.")
+        if name == "max_position_embeddings" and wanted < there:
+            raise UsageError(
+                f"--{name} is {wanted}, but {base.name} has {there}. Rows may be shorter: --seq_len {wanted}"
+            )
+        setattr(config, name, wanted)
+    try:
+        config.validate()
+    except StrictDataclassError as error:
+        raise UsageError(_reason(error)) from None
+    return config
+
+
+def loaded(
+    base: Base,
+    config: GPT2SmallConfig,
+    seed: int,
+    *,
+    new_ids: Sequence[int] = (),
+    stop_ids: Sequence[int] = (),
+) -> GPT2SmallForCausalLM:
+    """The base's weights in a model of `config`: old rows as they were, new tokens at the mean of the old.
+
+    New positions of the context are drawn as initial weights are, from `seed`.
+
+    Raises: UsageError if the weights cannot be read.
+    """
+    as_it_was = GPT2SmallConfig.from_dict(base.config.to_dict())
+    for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop"):  # layers take them when they are made
+        setattr(as_it_was, name, getattr(config, name))
+    try:
+        model = GPT2SmallForCausalLM.from_pretrained(base.name, config=as_it_was, dtype=torch.float32)
+    except (OSError, RuntimeError, SafetensorError, ValueError) as error:
+        first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
+        raise UsageError(f"the weights of {base.name} cannot be read: {first}. Copy or make them again.") from None
+    if config.max_position_embeddings > model.config.max_position_embeddings:
+        torch.manual_seed(seed)
+        model.resize_position_embeddings(config.max_position_embeddings)
+    if config.vocab_size > model.config.vocab_size:
+        model.resize_token_embeddings(config.vocab_size, mean_resizing=False)
+    if new_ids:
+        old = sorted(set(range(base.config.vocab_size)) - set(new_ids))
+        with torch.no_grad():
+            for weight in {model.get_input_embeddings().weight, model.lm_head.weight}:  # one, if they are tied
+                weight[list(new_ids)] = weight[old].mean(0)
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(model.config, name, getattr(config, name))
+    if stop_ids:
+        generation = model.generation_config
+        generation.eos_token_id = list(stop_ids) if len(stop_ids) > 1 else stop_ids[0]
+        generation.bos_token_id, generation.pad_token_id = config.bos_token_id, config.pad_token_id
+    return model
+
+
+# ---- adapters ---------------------------------------------------------------------------------------------------
+
+
+def adapted(model: GPT2SmallForCausalLM, args: Arguments, base: Base, new_ids: Sequence[int] = ()) -> Any:
+    """The model with LoRA's matrices, if the run asks for them; what the run has added to it is trained too.
+
+    That is: the embeddings of new tokens, and new positions.
+    """
+    if args.run.lora_rank is None:
+        return model
+    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+
+    added: dict[str, list[int]] = {}
+    if new_ids:
+        added["embed_tokens"] = list(new_ids)
+        if not model.config.tie_word_embeddings:
+            added["lm_head"] = list(new_ids)
+    positions = range(base.config.max_position_embeddings, model.config.max_position_embeddings)
+    if positions:
+        added["embed_positions"] = list(positions)
+    # Of peft about itself and about what it saves: nothing that a user could do anything about.
+    warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
+    warnings.filterwarnings("ignore", ".*save_embedding_layers.*", UserWarning)
+    torch.manual_seed(initial_seed(args))
+    settings = LoraConfig(
+        r=args.run.lora_rank,
+        lora_alpha=args.run.lora_alpha or 2 * args.run.lora_rank,
+        lora_dropout=args.run.lora_dropout,
+        target_modules="all-linear",
+        trainable_token_indices=added or None,
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, settings)

@@ -1,0 +1,475 @@
+"""Runs on chats: what they begin with, what they learn, when they stop, and what they refuse."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY, run_train, tiny_config
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.evaluation.answers import answer_all, questions
+from gpt2small_hf.evaluation.heldout import heldout_losses
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
+from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.material import gather
+from gpt2small_hf.training.resume import rising
+
+CONTEXT = 128
+
+
+def chats() -> list[dict]:
+    """Thirty-two short conversations: each asks one question of four about one animal of eight."""
+    asked = {"saw": "see", "met": "meet", "left": "leave", "liked": "like"}
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"What did the {animal} {verb}?"},
+                {"role": "assistant", "content": f"The {animal} {past} the {thing}."},
+            ]
+        }
+        for animal, thing in zip(
+            ("fox", "dog", "crow", "hare", "cat", "hen", "owl", "pig"),
+            ("river", "stone", "field", "moon") * 2,
+            strict=True,
+        )
+        for past, verb in asked.items()
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_run) -> Path:
+    """A folder with a finished run to begin with, and chats."""
+    place = tmp_path_factory.mktemp("chats")
+    shutil.copytree(tiny_run.root, place / "base")
+    (place / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()), encoding="utf-8")
+    (place / "chat.yaml").write_text("# nothing but defaults\n", encoding="utf-8")
+    return place
+
+
+def words(place: Path, output_dir: Path, *more: str) -> list[str]:
+    """Words for `run_train`: three epochs, a checkpoint and a measurement after each."""
+    return [
+        str(place / "chat.yaml"),
+        *("--init_from", str(place / "base"), "--chat_data", str(place / "chats.jsonl")),
+        *("--max_position_embeddings", str(CONTEXT), "--validation_fraction", "0.2"),
+        *("--per_device_train_batch_size", "4", "--num_train_epochs", "3", "--learning_rate", "0.01"),
+        *("--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "1", "--use_cpu"),
+        *("--prompts", "What did the fox see?", "--output_dir", str(output_dir), *more),
+    ]
+
+
+OF_CHAT_RUN = ("--add_special_tokens", "--save_total_limit", "9", "--num_train_epochs", "8", "--learning_rate", "0.03")
+
+
+def parsed(place: Path, *more: str):
+    return parse_arguments(words(place, place / "unused", *more), REPOSITORY / "examples" / "tiny.yaml")
+
+
+@pytest.fixture(scope="module")
+def chat_run(place) -> RunFolder:
+    """A finished run with markers of their own."""
+    return run_train(words(place, place / "runs" / "chat", *OF_CHAT_RUN))
+
+
+def weights(run: RunFolder) -> dict[str, torch.Tensor]:
+    return load_file(run.model / "model.safetensors")
+
+
+def losses(run: RunFolder) -> list[float]:
+    return [row["eval_loss"] for row in read_jsonl(run.metrics) if "eval_loss" in row]
+
+
+# ---- what a run leaves ------------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_from_chats_and_leaves_what_a_run_leaves(chat_run):
+    measured = read_json(chat_run.heldout)
+    assert measured["after"]["loss"] < measured["before"]["loss"] / 2
+    assert measured["rows"]["loss_on"] == "assistant"
+    assert losses(chat_run)[0] == measured["before"]["loss"]
+    assert len(losses(chat_run)) == 9  # before the first step, and after each of eight epochs
+    epochs = [row["epoch"] for row in read_jsonl(chat_run.metrics) if "eval_loss" in row and "epoch" in row]
+    assert epochs == list(range(1, 9))
+    for path in (chat_run.recipe, chat_run.first_rows, chat_run.samples, chat_run.answers, chat_run.chart("loss")):
+        assert path.stat().st_size > 0
+    data = read_json(chat_run.resolved)["data"]
+    assert data["sources"]["train"][0]["shape"] == "messages (role, content)"
+    assert data["train"]["conversations"] + data["validation"]["conversations"] == len(chats())
+    assert data["validation"]["conversations"] == 6  # a fifth of 32
+
+
+def test_the_trainers_held_out_loss_is_the_mean_over_supervised_tokens(chat_run, place):
+    """Rows have different numbers of them; a mean over rows would be another number."""
+    measured = read_json(chat_run.heldout)
+    assert losses(chat_run)[-1] == pytest.approx(measured["after"]["loss"], abs=1e-5)
+    material = gather(parsed(place, "--add_special_tokens"))
+    model = GPT2SmallForCausalLM.from_pretrained(chat_run.model)
+    found = heldout_losses(model, material.heldout)
+    assert isinstance(material.heldout, ChatDataset)
+    assert found.size == material.heldout.n_supervised == measured["rows"]["predicted_tokens"]
+    by_row = [
+        heldout_losses(model, ChatDataset([chat], material.tokenizer, seq_len=CONTEXT)).sum()
+        for chat in material.heldout.chats
+    ]
+    assert measured["after"]["loss"] == pytest.approx(sum(by_row) / found.size, abs=1e-5)
+
+
+def test_the_first_rows_are_there_to_be_looked_at(chat_run):
+    text = chat_run.first_rows.read_text(encoding="utf-8")
+    for word in ("<|im_start|>", "What did the", "The ", "<|im_end|>"):
+        assert word in text
+
+
+def test_samples_answer_the_fixed_questions_through_the_template(chat_run):
+    rows = read_jsonl(chat_run.samples)
+    assert len({row["step"] for row in rows}) == 9
+    assert {row["prompt"] for row in rows} == {"What did the fox see?"}
+    model, tokenizer = (
+        GPT2SmallForCausalLM.from_pretrained(chat_run.model),
+        AutoTokenizer.from_pretrained(chat_run.model),
+    )
+    (greedy,) = answer_all(model, tokenizer, [[{"role": "user", "content": "What did the fox see?"}]], do_sample=False)
+    assert rows[-1]["greedy"] == greedy["answer"]
+
+
+def test_answers_say_which_ended(chat_run, place):
+    rows = read_jsonl(chat_run.answers)
+    measured = read_json(chat_run.heldout)["answers"]
+    assert (measured["asked"], measured["ended"]) == (len(rows), sum(row["ended"] for row in rows))
+    assert len(rows) == 6
+    assert all(row["messages"][-1]["role"] == "user" for row in rows)
+    assert all("<|" not in row["answer"] for row in rows)
+
+
+def test_answers_of_many_at_once_are_those_of_each_alone(chat_run, place):
+    """Batches are padded on the left; a stop token ends one of them while the others go on."""
+    model, tokenizer = (
+        GPT2SmallForCausalLM.from_pretrained(chat_run.model),
+        AutoTokenizer.from_pretrained(chat_run.model),
+    )
+    asked = questions(gather(parsed(place)).rows.chats, 12)
+    asked.append([{"role": "user", "content": "What did the fox see, and what did it meet after that, at the river?"}])
+    at_once = answer_all(model, tokenizer, asked, do_sample=False, max_new_tokens=40)
+    alone = [answer_all(model, tokenizer, [chat], do_sample=False, max_new_tokens=40)[0] for chat in asked]
+    assert at_once == alone
+    assert len({row["tokens"] for row in at_once}) > 1
+
+
+def test_a_stranger_talks_to_it(chat_run, as_stranger):
+    said = as_stranger(
+        f"""
+from transformers import pipeline
+talk = pipeline("text-generation", model={str(chat_run.model)!r}, trust_remote_code=True)
+question = [{{"role": "user", "content": "What did the fox see?"}}]
+out = talk(question, do_sample=False)[0]["generated_text"]
+assert [turn["role"] for turn in out] == ["user", "assistant"], out
+many = talk([question, [{{"role": "user", "content": "What did the little dog meet?"}}]], batch_size=2, do_sample=False)
+assert many[0][0]["generated_text"] == out, many
+print(out[-1]["content"])
+"""
+    )
+    rows = read_jsonl(chat_run.samples)
+    assert said.strip() == rows[-1]["greedy"].strip()
+
+
+def test_generation_stops_at_the_templates_end_token(chat_run):
+    model, tokenizer = (
+        GPT2SmallForCausalLM.from_pretrained(chat_run.model),
+        AutoTokenizer.from_pretrained(chat_run.model),
+    )
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end == len(tokenizer) - 1
+    assert end in model.generation_config.eos_token_id
+    assert tokenizer.convert_tokens_to_ids("<|endoftext|>") in model.generation_config.eos_token_id
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert model.config.eos_token_id == end
+
+
+# ---- what a run begins with -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place, tmp_path, tied):
+    tokenizer = AutoTokenizer.from_pretrained(place / "base" / "model")
+    torch.manual_seed(0)
+    base = GPT2SmallForCausalLM(tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=tied))
+    base.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    model = gather(parsed(place, "--init_from", str(tmp_path / "model"), "--add_special_tokens")).build()
+    assert model.config.tie_word_embeddings == tied
+    old, before = base.state_dict(), base.config
+    new = model.state_dict()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        assert torch.equal(new[name][: before.vocab_size], old[name])
+        added = new[name][before.vocab_size :]
+        assert added.shape[0] == 2
+        torch.testing.assert_close(added, old[name].mean(0).expand(2, -1))
+    positions = new["model.embed_positions.weight"]
+    assert positions.shape[0] == CONTEXT
+    assert torch.equal(positions[: before.max_position_embeddings], old["model.embed_positions.weight"])
+    assert positions[before.max_position_embeddings :].std() == pytest.approx(before.initializer_range, rel=0.2)
+    for name, tensor in old.items():
+        if "embed" not in name and name != "lm_head.weight":
+            assert torch.equal(new[name], tensor), name
+
+
+def test_without_tokens_of_their_own_nothing_is_resized(place):
+    material = gather(parsed(place))
+    base = GPT2SmallForCausalLM.from_pretrained(place / "base" / "model")
+    assert material.build().config.vocab_size == base.config.vocab_size == len(material.tokenizer)
+    assert material.build().generation_config.eos_token_id == material.tokenizer.eos_token_id
+
+
+def test_the_same_run_builds_the_same_model_again(place):
+    first, second = (gather(parsed(place, "--add_special_tokens")).build().state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_dropout_may_be_another(place):
+    model = gather(parsed(place, "--resid_pdrop", "0.25")).build()
+    assert model.config.resid_pdrop == 0.25
+    assert {module.p for name, module in model.named_modules() if name.endswith("resid_dropout")} == {0.25}
+
+
+def test_text_is_learned_on_too(place, tmp_path):
+    """Continued pre-training: with the tokenizer of the model that it begins with."""
+    text = tmp_path / "more.jsonl"
+    text.write_text("".join(json.dumps({"text": f"The owl saw the moon {n} times. " * 9}) + "\n" for n in range(30)))
+    settings = words(place, tmp_path / "more", "--text", str(text))
+    at = settings.index("--chat_data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        run = run_train([*settings[:at], *settings[at + 2 :]])
+    measured = read_json(run.heldout)
+    assert measured["after"]["loss"] < measured["before"]["loss"]
+    ours = AutoTokenizer.from_pretrained(run.model).get_vocab()
+    assert ours == AutoTokenizer.from_pretrained(place / "base" / "model").get_vocab()
+
+
+# ---- how a run goes ---------------------------------------------------------------------------------------------
+
+
+def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
+    packed, padded = (
+        run_train(words(place, tmp_path / packing, "--packing", packing, "--max_steps", "1", "--max_answers", "1"))
+        for packing in ("best_fit", "padding")
+    )
+    assert losses(packed)[0] == pytest.approx(losses(padded)[0], abs=1e-5)
+    assert read_json(padded.heldout)["rows"]["rows"] > read_json(packed.heldout)["rows"]["rows"]
+
+
+def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
+    whole, cut = weights(chat_run), RunFolder(tmp_path / "cut")
+    shutil.copytree(chat_run.root, cut.root)
+    steps = sorted(int(path.name.split("-")[1]) for path in cut.checkpoints.iterdir())
+    for step in steps[5:]:
+        shutil.rmtree(cut.checkpoints / f"checkpoint-{step}")
+    shutil.rmtree(cut.model)
+    cut.heldout.unlink()
+    settings = words(place, cut.root, *OF_CHAT_RUN)
+    again = weights(run_train(settings))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert losses(cut) == losses(chat_run)
+
+
+@pytest.mark.parametrize(
+    ("found", "patience", "stops"),
+    [
+        ([3.0, 2.0], 1, False),
+        ([3.0, 2.0, 2.5], 1, True),
+        ([3.0, 2.0, 2.0], 1, True),
+        ([3.0, 2.0, 2.5], 2, False),
+        ([3.0, 2.0, 2.5, 1.9], 2, False),
+        ([3.0, 2.0, 2.5, 2.1], 2, True),
+        ([3.0], 1, False),
+        ([2.0, float("nan")], 1, True),
+        ([3.0, 2.0, 2.5], None, False),
+    ],
+)
+def test_a_loss_rises_when_it_was_not_the_lowest_so_often(found, patience, stops):
+    assert rising([{"eval_loss": loss} for loss in found] + [{"loss": 0.1}], patience) is stops
+
+
+@pytest.fixture(scope="module")
+def stopped_run(place) -> RunFolder:
+    """A run whose rate is so high that the held-out loss rises before its last epoch."""
+    settings = words(place, place / "runs" / "stopped", "--early_stopping_patience", "1", "--load_best_model_at_end")
+    more = (
+        "--num_train_epochs",
+        "40",
+        "--learning_rate",
+        "0.05",
+        "--lr_scheduler_type",
+        "constant",
+        "--max_answers",
+        "2",
+    )
+    return run_train([*settings, *more])
+
+
+def test_training_stops_when_the_held_out_loss_rises_and_keeps_the_best_epoch(stopped_run):
+    measured = losses(stopped_run)[1:]
+    assert 2 <= len(measured) < 40
+    assert measured == sorted(measured[:-1], reverse=True) + measured[-1:]  # it fell until it rose
+    assert measured[-1] >= measured[-2]
+    assert read_json(stopped_run.heldout)["after"]["loss"] == pytest.approx(min(measured), abs=1e-5)
+
+
+def test_a_stopped_run_that_was_cut_off_keeps_the_same_epoch(stopped_run, place, tmp_path, capsys):
+    kept, cut = weights(stopped_run), RunFolder(tmp_path / "cut")
+    shutil.copytree(stopped_run.root, cut.root)
+    shutil.rmtree(cut.model)
+    cut.heldout.unlink()
+    before = cut.metrics.read_bytes()
+    settings = words(place, cut.root, "--early_stopping_patience", "1", "--load_best_model_at_end")
+    run_train([*settings, "--num_train_epochs", "40", "--learning_rate", "0.05", "--lr_scheduler_type", "constant"])
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(cut).items())
+    assert cut.metrics.read_bytes() == before  # nothing was trained again
+
+
+def test_what_is_over_long_is_counted_where_the_run_says_what_it_learns_from(place, tmp_path, capsys):
+    long = {"messages": [turn for row in chats()[:12] for turn in row["messages"]]}
+    rows = [*chats(), long, {"messages": [{"role": "user", "content": "Anybody?"}]}]
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    gather(
+        parsed(place, "--chat_data", str(path), "--validation_data", str(place / "chats.jsonl"), "--max_length", "90")
+    )
+    said = capsys.readouterr().out
+    assert f"{path}: 34 conversations, messages (role, content)" in said
+    assert "1 too long, kept without their first turns" in said
+    assert "1 without a token to learn, left out" in said
+
+
+# ---- what is refused --------------------------------------------------------------------------------------------
+
+
+def refused(place: Path, *more: str) -> str:
+    with pytest.raises(UsageError) as error:
+        gather(parsed(place, *more))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (("--init_from", "nowhere/at-all/x"), "no model there"),
+        (("--hidden_size", "32"), "--hidden_size is 32, but"),
+        (("--max_position_embeddings", "8"), "Rows may be shorter: --seq_len 8"),
+        (("--max_length", "200"), "a row has 128 tokens"),
+        (("--seq_len", "200"), "a row has from 2 to 128 tokens"),
+        (("--tokens", "1000"), "For chats give --num_train_epochs"),
+        (("--packing", "stream"), "For chats choose best_fit or padding"),
+        (("--packing", "bestfit"), "best_fit"),
+        (("--text", "README.md"), "exclude each other"),
+        (("--tokenizer", "train"), "exclude each other"),
+        (("--loss_on", "user"), "invalid choice"),
+        (("--template", "chatlm"), "no name (chatml, llama2, alpaca)"),
+        (("--early_stopping_patience", "1"), "give --load_best_model_at_end"),
+        (("--validation_fraction", "0"), "nothing is left to measure on"),
+        (("--lora_alpha", "4"), "need --lora_rank"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(place, more, says):
+    assert says in refused(place, *more)
+
+
+def test_flags_of_chats_need_chats(tmp_path):
+    recipe = tmp_path / "text.yaml"
+    recipe.write_text("# text\n")
+    for more, says in [
+        (("--template", "chatml"), "--template is of chats"),
+        (("--packing", "padding"), "--packing padding is of chats"),
+        (("--chat_data", "chats.jsonl"), "--chat_data needs a model that can write already"),
+        (("--lora_rank", "4"), "--lora_rank adapts a model that has learned"),
+    ]:
+        with pytest.raises(UsageError, match=says):
+            parse_arguments([str(recipe), *more], recipe)
+
+
+def test_a_folder_that_is_not_a_model_of_ours_is_refused(place, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text('{"model_type": "gpt2"}')
+    (other / "model.safetensors").write_bytes(b"")
+    assert "is a model of type gpt2" in refused(place, "--init_from", str(other))
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "resolved.json").write_text("{}")
+    assert "has no model yet" in refused(place, "--init_from", str(unfinished))
+    (other / "config.json").rename(other / "adapter_config.json")
+    assert "is an adapter" in refused(place, "--init_from", str(other))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}',
+            "two user turns in a row",
+        ),
+        ('{"messages": [{"role": "bot", "content": "a"}]}', "has the role 'bot'"),
+        ('{"question": "a", "answer": "b"}', "no known shape"),
+        ('{"messages": [{"role": "user", "conte', "is not JSON"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_chats_are_refused_before_the_model_loads(place, tmp_path, row, says):
+    """The weights of this base cannot be read: who speaks of the chats has not tried."""
+    base = tmp_path / "base"
+    shutil.copytree(place / "base" / "model", base)
+    (base / "model.safetensors").write_bytes(b"these are no weights")
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(row)
+    said = refused(place, "--init_from", str(base), "--chat_data", str(bad))
+    assert says in said
+    assert str(bad) in said
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert "does not mark what the assistant says" in refused(place, "--init_from", str(base), "--template", template)
+
+
+def test_another_template_other_chats_and_another_base_are_other_settings(chat_run, place, tmp_path):
+    cut = tmp_path / "cut"
+    shutil.copytree(chat_run.root, cut)
+    RunFolder(cut).heldout.unlink()
+    settings = words(place, cut, *OF_CHAT_RUN)
+    fewer = tmp_path / "fewer.jsonl"
+    fewer.write_text("".join(json.dumps(row) + "\n" for row in chats()[:20]), encoding="utf-8")
+    other = tmp_path / "other"
+    shutil.copytree(place / "base" / "model", other)
+    model = GPT2SmallForCausalLM.from_pretrained(other)
+    with torch.no_grad():
+        model.model.norm.weight += 1
+    model.save_pretrained(other)
+    for more, says in [
+        (("--template", "llama2"), "template"),
+        (("--chat_data", str(fewer)), "text: "),
+        (("--init_from", str(other)), "which has other weights"),
+    ]:
+        with pytest.raises(UsageError, match="holds a run with other settings") as error:
+            run_train([*settings, *more])
+        assert says in str(error.value)
+    moved = tmp_path / "moved.jsonl"
+    shutil.copy(place / "chats.jsonl", moved)
+    run_train([*settings, "--chat_data", str(moved)])  # the same chats elsewhere are the same
+
+
+def test_losses_of_chats_are_those_of_the_supervised_tokens_alone(chat_run, place):
+    material = gather(parsed(place, "--add_special_tokens", "--packing", "padding"))
+    model = GPT2SmallForCausalLM.from_pretrained(chat_run.model)
+    found = heldout_losses(model, material.heldout, batch_size=2)
+    by_hand = []
+    for number in range(len(material.heldout)):
+        row = material.heldout[number]
+        with torch.no_grad():
+            logits = model(torch.from_numpy(row["input_ids"])[None]).logits[0]
+        nats = -logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row["input_ids"])[1:, None])[:, 0]
+        by_hand += nats[torch.from_numpy(row["labels"])[1:] != -100].tolist()
+    np.testing.assert_allclose(found, by_hand, atol=1e-4)
