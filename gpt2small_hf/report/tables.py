@@ -64,7 +64,9 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}
     if heldout.get("new_text") and heldout["new_text"]["share"] < 0.99:
         names["new_text"] = f"  on the {heldout['new_text']['share']:.0%} not in the training text"
-    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(heldout["rows"].get("loss_on"))
+    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(
+        heldout.get("rows", {}).get("loss_on")
+    )
     header = [what or "held-out rows", "loss (nats/token)", "perplexity", "bits/byte"]
     rows = [
         [
