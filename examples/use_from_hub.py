@@ -1,6 +1,9 @@
-"""Let a published model, or a run's model folder, continue a text. Needs torch and transformers, nothing of ours.
+"""Let a published model, or a run's model folder, continue a text, or answer it if the model was taught to chat.
+
+Needs torch and transformers, nothing of ours.
 
 python examples/use_from_hub.py runs/tiny/model "The expression"
+python examples/use_from_hub.py runs/chat/model "What does pass do?"
 """
 
 import argparse
@@ -14,14 +17,22 @@ from transformers import pipeline
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="a model folder, or a Hub id like user/name")
-    parser.add_argument("prompt", nargs="*", default=["The"], help="the text to continue (default: The)")
+    parser.add_argument("prompt", nargs="*", default=["The"], help="text to continue, or a question (default: The)")
     args = parser.parse_args()
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
         raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
 
     # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
     write = pipeline("text-generation", model=args.model, trust_remote_code=True)
-    print(write(" ".join(args.prompt))[0]["generated_text"])
+    text = " ".join(args.prompt)
+    if write.tokenizer.chat_template:  # pyright: ignore[reportOptionalMemberAccess]
+        chat = [{"role": "user", "content": text}]
+        # What stands in the question stays text, even where it is spelled like a mark of the template.
+        print(
+            write(chat, tokenizer_encode_kwargs={"sanitize_control_tokens": True})[0]["generated_text"][-1]["content"]
+        )
+    else:
+        print(write(text)[0]["generated_text"])
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat import LOSS_ON, encode, set_template
-from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS, OVERLONG, ChatDataset
+from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS, OVERLONG, ChatDataset, Filled
 from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.runs import UsageError
@@ -106,7 +107,7 @@ def test_each_kept_conversation_is_whole_in_one_row_that_is_not_too_long(
     assert dataset.counts.kept == len(found) == len(dataset.chats) == len(dataset.removed)
     assert dataset.n_tokens == sum(len(ids) for ids, _ in found)
     learned = [label for _, labels in found for label in labels if label != -100]
-    assert dataset.n_supervised == len(learned) == dataset.labels_per_row * len(dataset)
+    assert dataset.n_supervised == len(learned)
     assert dataset.supervised().tolist() == learned
     assert dataset.largest_id == max(id for ids, _ in found for id in ids)
 
@@ -391,3 +392,20 @@ def test_the_reference_series_rows_are_byte_for_byte_its_own():
         assert row_texts(dataset, tokenizer) == [instruction_text(row) for row in rows[part]]
         learned = str(tokenizer.decode(dataset.supervised())).split("<|endoftext|>")
         assert learned == [*(row["output"] for row in rows[part]), ""]
+
+
+def test_empty_rows_fill_a_set_up_to_a_multiple_and_have_nothing_to_learn(tiny_tokenizer: PreTrainedTokenizerFast):
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    set_template(tokenizer, "chatml")
+    chats = [
+        Conversation([{"role": "user", "content": "a" * n}, {"role": "assistant", "content": "b"}], "")
+        for n in range(5)
+    ]
+    for packing in CHAT_PACKINGS:
+        rows = ChatDataset(chats, tokenizer, seq_len=64, packing=packing)
+        filled = Filled(rows, 4)
+        assert len(filled) == math.ceil(len(rows) / 4) * 4
+        batch = rows.collate([filled[number] for number in range(len(filled))])
+        assert batch["labels"].ne(-100).sum() == rows.n_supervised
+        assert batch.keys() == rows.collate([rows[0]]).keys()
+        assert len(Filled(rows, 1)) == len(rows)

@@ -25,6 +25,11 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.chat import set_template
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.conversations import Conversation
+from gpt2small_hf.data.tokenizer import train_tokenizer
+from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs import RunFolder, RunStoppedError, read_json, read_jsonl
 from gpt2small_hf.training.guard import KINDS
 from gpt2small_hf.training.trainer import LanguageModelTrainer
@@ -104,6 +109,32 @@ def test_two_processes_take_the_steps_of_one_with_the_same_rows(pair, folder, ki
             np.testing.assert_allclose(*logged, atol=1e-5, rtol=0, err_msg=name)
         for name, weight in alone["weights"].items():
             np.testing.assert_allclose(each["weights"][name], weight, atol=2e-6, rtol=0, err_msg=name)
+
+
+def measure_chats(folder: Path, place: Path, kind: str) -> tuple[float, float]:
+    """The Trainer's held-out loss of eleven chats, and the mean over their tokens by `heldout_losses`."""
+    tokenizer = train_tokenizer(["Every effort moves you forward. "] * 20, 300)
+    set_template(tokenizer, "chatml")
+    said = ["Every effort. " * (1 + n % 3) for n in range(11)]
+    chats = [Conversation([{"role": "user", "content": "You?"}, {"role": "assistant", "content": s}], "") for s in said]
+    heldout = ChatDataset(chats, tokenizer, seq_len=128, packing="padding")
+    torch.manual_seed(0)
+    model = GPT2SmallForCausalLM(tiny_config(vocab_size=300, max_position_embeddings=128))
+    args = TrainingArguments(
+        output_dir=str(place), report_to="none", disable_tqdm=True, use_cpu=True, per_device_eval_batch_size=2
+    )
+    assert args.world_size == (1 if kind == "alone" else 2)
+    trainer = LanguageModelTrainer(
+        model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout
+    )
+    return trainer.evaluate()["eval_loss"], float(heldout_losses(model, heldout).mean())
+
+
+@pytest.mark.slow
+def test_two_processes_measure_each_supervised_token_once(pair, folder, tmp_path):
+    """Eleven rows do not go into batches of two on two processes: accelerate would measure some rows twice."""
+    for found, by_token in [measure_chats(folder, tmp_path, "alone"), *pair(measure_chats, folder, tmp_path, "copied")]:
+        assert found == pytest.approx(by_token, abs=1e-5)
 
 
 def reductions(folder: Path, place: Path, kind: str, micro_batches: int) -> int:

@@ -190,11 +190,6 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         return batch
 
     @property
-    def labels_per_row(self) -> float:
-        """Supervised tokens of a row, in the mean."""
-        return self.n_supervised / len(self.rows)
-
-    @property
     def largest_id(self) -> int:
         return max(int(one.input_ids.max()) for one in self.encoded)
 
@@ -215,6 +210,26 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             "supervised_tokens": self.n_supervised,
             "supervised_share": self.n_supervised / self.n_tokens,
         }
+
+
+class Filled(torch.utils.data.Dataset[dict[str, np.ndarray]]):
+    """Rows, and behind them empty ones without labels, up to a multiple of some number.
+
+    Processes that share the work get as many rows each, in full batches; of others accelerate would repeat some.
+    """
+
+    def __init__(self, rows: ChatDataset, multiple: int) -> None:
+        self.rows, self.multiple = rows, multiple
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.multiple) * self.multiple
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        """As the rows have it; of an empty one two tokens of filling."""
+        if row < len(self.rows):
+            return self.rows[row]
+        empty = {"input_ids": self.rows.pad_id, "labels": IGNORED, "position_ids": 0}
+        return {name: np.full(2, empty[name]) for name in self.rows[0]}
 
 
 def _shortened(tokenizer: PreTrainedTokenizerFast, chat: list[Message], limit: int) -> list[Message] | None:

@@ -18,11 +18,20 @@ import numpy as np
 
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
-from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, number, one_line
+from gpt2small_hf.report.tables import (
+    answers_line,
+    console_table,
+    escaped,
+    heldout_rows,
+    markdown_table,
+    number,
+    one_line,
+)
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, whole
 
 MOST_RUNGS = 8
 """Of a ladder."""
+MOST_ANSWERS = 8
 MOST_CHARACTERS = 90
 """Of a continuation that is shown."""
 
@@ -100,6 +109,11 @@ class Run:
         return None
 
     @property
+    def chats(self) -> dict[str, Any] | None:
+        """Of a run on chats: its settings for them."""
+        return self.resolved.get("chat")
+
+    @property
     def measured_on(self) -> tuple[Any, ...] | None:
         """What two held-out losses must have in common to be compared: text, rows and their length."""
         if self.heldout is None:
@@ -144,7 +158,9 @@ def facts(run: Run) -> list[list[str]]:
     known = {
         "recipe": recipe_name(resolved),
         "model": sizes if run.n_parameters is None else f"{run.n_parameters:,} parameters: {sizes}",
+        "begun with": resolved["base"]["init_from"] if resolved.get("base") else None,
         "data": f"{resolved['data']['folder']} (fingerprint {resolved['data']['fingerprint'][:12]})",
+        "learned": learned(run),
         "training": f"learning rate {trainer['learning_rate']:.1e}, {trainer['lr_scheduler_type']}, "
         f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer['seed']}",
         "speed": ", ".join(speed[name].format(value) for name, value in usual.items() if value is not None),
@@ -155,6 +171,17 @@ def facts(run: Run) -> list[list[str]]:
         "versions": ", ".join(f"{name} {version}" for name, version in made_by["versions"].items()),
     }
     return [[name, value] for name, value in known.items() if value]
+
+
+def learned(run: Run) -> str | None:
+    """Of a run on chats: how many there were, and what of them was learned."""
+    if not run.chats:
+        return None
+    counts = run.resolved["data"]["train"]
+    return (
+        f"{counts['supervised_share']:.1%} of {counts['tokens']:,} tokens in {counts['conversations']:,} conversations "
+        f"(loss on {run.chats['loss_on']}, template {one_line(run.chats['template'] or 'of the tokenizer', 40)})"
+    )
 
 
 def troubles(run: Run) -> list[str]:
@@ -273,6 +300,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts.append("## Held-out loss")
     if run.heldout is not None:
         parts.append(markdown_table(*heldout_rows(run.heldout)))
+        parts.append(answers_line(run.heldout) or "")
     parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
     parts.append("## Charts")
     parts += [f"![{path.stem.replace('_', ' ')}]({path.relative_to(run.folder.root).as_posix()})" for path in charts]
@@ -280,13 +308,17 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         parts.append("Nothing was logged yet.")
     parts.append("## Symptoms and skipped steps")
     parts.append("\n".join(f"- {escaped(trouble)}" for trouble in troubles(run)) or "None.")
+    if answers := _lines(run.folder.answers)[:MOST_ANSWERS]:
+        parts.append("## Answers to held-out questions")
+        cells = [[row["messages"][-1]["content"], row["answer"] + ("" if row["ended"] else " …")] for row in answers]
+        parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
     for ladder in ladders(run):
         parts.append(f"Sampled after: {escaped(ladder.prompt)}")
         parts.append(fenced(ladder.table()))
     if not run.samples:
         parts.append("No samples were saved.")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def fenced(text: str) -> str:
@@ -300,6 +332,7 @@ def as_text(run: Run) -> str:
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
         parts.append(console_table(*heldout_rows(run.heldout)))
+        parts.append(answers_line(run.heldout) or "")
     lines = [evaluations(run) or "", *troubles(run)]
     parts.append("\n".join(line for line in lines if line))
     parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run)]
@@ -311,7 +344,8 @@ def next_command(run: Run) -> str:
     model = run.folder.model if run.folder.model.is_dir() else _newest(run)
     if model is None:
         return f"python -m gpt2small_hf report {shlex.quote(str(run.folder.root))}"
-    return f"python examples/use_from_hub.py {shlex.quote(str(model))}"
+    question = [run.resolved["run"]["prompts"][0]] if run.chats else []
+    return shlex.join(["python", "examples/use_from_hub.py", str(model), *question])
 
 
 def _newest(run: Run) -> Path | None:

@@ -166,7 +166,6 @@ def _train(args: Arguments) -> RunFolder:
                 Charts(run),
                 *([StopWhenRising(patience)] if (patience := args.run.early_stopping_patience) else []),
             ],
-            eval_labels_per_row=heldout.labels_per_row if isinstance(heldout, ChatDataset) else None,
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
@@ -375,7 +374,10 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         shutil.rmtree(run.former)
 
     for completion in completions:
-        print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
+        if isinstance(rows, ChatDataset):
+            print(f"\nasked: {completion['prompt']}\nanswered: {completion['greedy']}")
+        else:
+            print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
     print(f"\n{console_table(*heldout_rows(read_json(run.heldout)))}\n")
     if said := answers_line(measured):
         print(f"{said}\n")

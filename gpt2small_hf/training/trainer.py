@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
+from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, write_json
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
@@ -43,7 +44,6 @@ class LanguageModelTrainer(Trainer):
         max_bad_steps: int = 20,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
-        eval_labels_per_row: float | None = None,
         **kwargs: Any,
     ) -> None:
         """Take what `Trainer` takes.
@@ -55,8 +55,6 @@ class LanguageModelTrainer(Trainer):
             max_bad_steps: stop after so many bad steps in a row.
             flops_per_token: FLOPs of training on one token, forward and backward.
             peak_flops: what one device can do in a second; with both, the log has `mfu`, the share of it that is made.
-            eval_labels_per_row: supervised tokens of a held-out row, in the mean, where rows have different numbers of
-                them: the held-out loss is then the mean over tokens.
             kwargs: as `Trainer`'s.
         """
         self.decay = decay
@@ -66,12 +64,17 @@ class LanguageModelTrainer(Trainer):
         self.step_losses: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self.eval_labels_per_row = eval_labels_per_row
         self.measuring = False
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
         self.tokens = 0  # of the interval, on all ranks
         self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
+        self.eval_labels: int | None = None
+        """Supervised tokens of the held-out rows, where these have different numbers of them."""
+        if isinstance(self.eval_dataset, ChatDataset):
+            self.eval_labels = self.eval_dataset.n_supervised
+            if self.args.world_size > 1:
+                self.eval_dataset = Filled(self.eval_dataset, self.args.world_size * self.args.eval_batch_size)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator; see `Trainer`. In shards, its bfloat16 would round the loss to three digits."""
@@ -114,10 +117,10 @@ class LanguageModelTrainer(Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Loss of one batch; see `Trainer.compute_loss`."""
-        if self.measuring and self.eval_labels_per_row is not None:
+        if self.measuring and self.eval_labels is not None:
             # The Trainer weighs a batch's loss by its rows: divided so, the weighted mean is that over all tokens.
             n_ranks = self.args.world_size if self.args.average_tokens_across_devices else 1
-            labels = self.eval_labels_per_row * len(inputs["input_ids"]) * n_ranks
+            labels = self.eval_labels * len(inputs["input_ids"]) / len(self.eval_dataset) * n_ranks  # pyright: ignore[reportArgumentType]
             kwargs["num_items_in_batch"] = torch.tensor(labels, device=self.args.device)
         return super().compute_loss(model, {**inputs, "skip_logits": True}, *args, **kwargs)
 

@@ -1,0 +1,167 @@
+"""Teach a published model, or a run's model folder, to answer with TRL, as `python train.py examples/chat.yaml` does.
+
+pip install -e . trl
+python examples/finetune_with_trl.py runs/tiny/model                                            two minutes on a CPU
+python examples/finetune_with_trl.py you/yours --data my.jsonl --epochs 3 --learning_rate 5e-5  a model on the Hub
+
+A line of data: {"messages": [{"role": "user", "content": "Who's there?"}, {"role": "assistant", "content": "Me."}]}
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from gpt2small_hf.data.chat import set_template
+from gpt2small_hf.data.conversations import SHAPES, check
+from gpt2small_hf.runs import UsageError
+
+
+def main() -> None:
+    args = parse()
+    found = read(args.data)
+    model, tokenizer = chat_model(args.model)
+    length = tokenizer.model_max_length
+    rows = [row for row in found if can_be_learned(row["messages"], tokenizer)]
+    said = f"{len(rows)} of {len(found)} conversations have an answer and at most {length} tokens"
+    if len(rows) < 10:
+        raise ValueError(f"{args.data}: {said}. Give ten or more to learn from.")
+    print(f"{said}; every tenth is held out")
+    trainer = SFTTrainer(
+        model,
+        settings(args, length),
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list([row for n, row in enumerate(rows) if n % 10 != 9]),
+        eval_dataset=Dataset.from_list(rows[9::10]),
+    )
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    print(f"validation loss, nats per answer token: {before:.3f} before, {after:.3f} after")
+
+    folder = args.output_dir / "model"
+    model.config.use_cache = True  # the Trainer turns it off for training
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write = pipeline("text-generation", model=str(folder), trust_remote_code=True)
+    for row in rows[9:20:10]:  # two of those held out
+        question = row["messages"][: [turn["role"] for turn in row["messages"]].index("assistant")]
+        answer = write(question, do_sample=False)[0]["generated_text"][-1]
+        print(f"\nuser: {question[-1]['content']}\nassistant: {answer['content']}")
+    print(f"\nwrote {folder}")
+    print(f'next: pip install "transformers[serving]"; transformers serve {folder} --trust-remote-code')
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a model folder, or a Hub id like user/name")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data" / "chats.jsonl", metavar="FILE")
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/trl"))
+    parser.add_argument("--epochs", type=int, default=30, help="for 100 million parameters rather 3")
+    parser.add_argument("--learning_rate", type=float, default=4e-3, help="for 100 million parameters rather 5e-5")
+    args = parser.parse_args()
+    for name in ("epochs", "learning_rate"):
+        if (value := getattr(args, name)) <= 0:
+            raise ValueError(f"--{name} is {value:g}. Give a number above 0.")
+    if (args.output_dir / "model").exists():
+        raise ValueError(f"{args.output_dir} holds a model already. Choose another folder with --output_dir.")
+    if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
+        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+    return args
+
+
+def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
+    """The conversations in a file, one a line."""
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                rows.append({"messages": SHAPES["messages"].read(json.loads(line), where)})
+            except (KeyError, TypeError, ValueError):  # the last: neither JSON nor UTF-8
+                form = '{"messages": [{"role": "user", "content": "text"}, ...]}'
+                raise ValueError(f"{where}, is not {form} in UTF-8.") from None
+            check(rows[-1]["messages"], where)
+    return rows
+
+
+def chat_model(name: str) -> tuple[Any, Any]:
+    """A model and its tokenizer with what chats take: turns marked by tokens of their own, and room for some turns."""
+    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True, dtype=torch.float32)
+    if model.config.max_position_embeddings < 256:
+        torch.manual_seed(42)  # old positions stay; the new ones are drawn, and learned from the chats alone
+        model.resize_position_embeddings(256)
+    tokenizer.model_max_length = model.config.max_position_embeddings
+
+    ends = [tokenizer.eos_token_id]
+    new = tokenizer.convert_tokens_to_ids(set_template(tokenizer, "chatml", add_special_tokens=True))
+    model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size), mean_resizing=False)
+    with torch.no_grad():
+        for weight in {model.get_input_embeddings().weight, model.lm_head.weight}:  # one, if they are tied
+            weight[new] = weight[: len(tokenizer) - len(new)].mean(0)
+    # An answer is over at the end of its turn; and where a text was, which the model has learned before.
+    model.config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
+    # Unless told, the pipeline asks for 256 new tokens, however short the context; half of it is for the question.
+    model.generation_config.max_new_tokens = min(256, model.config.max_position_embeddings // 2)
+    return model, tokenizer
+
+
+def can_be_learned(chat: list[dict[str, str]], tokenizer: Any) -> bool:
+    """Whether a conversation has an answer, without which TRL would stop, and fits: its end would be cut off."""
+    how = {"return_dict": True, "return_assistant_tokens_mask": True, "tokenizer_kwargs": {"verbose": False}}
+    encoded = tokenizer.apply_chat_template(chat, **how)
+    return 1 in encoded["assistant_masks"] and len(encoded["input_ids"]) <= tokenizer.model_max_length
+
+
+def settings(args: argparse.Namespace, context: int) -> Any:
+    """The settings of examples/chat.yaml, as TRL calls them."""
+    return SFTConfig(
+        output_dir=str(args.output_dir / "checkpoints"),
+        # What the template has between its generation marks: the labels are train.py's. One thing differs: a marker
+        # like <|im_end|> that stands in what somebody says is taken for one here, and is text there.
+        assistant_only_loss=True,
+        packing=True,  # several conversations to a row; the model keeps them apart by their position_ids
+        max_length=context,
+        # TRL makes one long row of a batch, and attention goes over all of it: one by one, the same step is faster.
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=8,
+        per_device_eval_batch_size=1,  # the Trainer's mean is one over batches: here over rows that are nearly full
+        num_train_epochs=args.epochs,
+        learning_rate=args.learning_rate,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.1},
+        warmup_steps=0.05,
+        weight_decay=0.1,
+        adam_beta2=0.98,
+        # TRL turns these two on unless told. The second saves memory and costs time.
+        bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
+        activation_checkpointing=False,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        save_only_model=True,
+        save_total_limit=1,
+        load_best_model_at_end=True,  # it warns that a tied lm_head is missing: that is the embedding
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,  # it matters only for large batches, and warns where there is no GPU
+    )
+
+
+if __name__ == "__main__":
+    try:
+        from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
+
+        main()
+    except (ImportError, OSError, UsageError, ValueError) as error:  # a mistake one can mend, in one line
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
