@@ -252,7 +252,7 @@ def test_a_longer_conversation_keeps_the_longest_end_that_fits(
         removed.append(fitting[0])
     options = {"seq_len": 250, "max_length": limit, "overlong": overlong, "loss_on": loss_on}
     if not kept:
-        with pytest.raises(UsageError, match=f"of {len(chats)} conversations nothing is left to learn from"):
+        with pytest.raises(UsageError, match=f"of {len(chats)} conversations? nothing is left to learn from"):
             ChatDataset(placed(chats), tokenizer, **options)
         return
     dataset = ChatDataset(placed(chats), tokenizer, **options)
@@ -291,7 +291,7 @@ def test_what_became_of_the_conversations_is_said(tiny_tokenizer: PreTrainedToke
         "supervised_tokens": 4 * len(tokenizer.encode(" effort<|im_end|>")),
         "supervised_share": dataset.n_supervised / dataset.n_tokens,
     }
-    assert str(ChatDataset(placed([short]), tokenizer, seq_len=64).counts) == "1 conversations"
+    assert str(ChatDataset(placed([short]), tokenizer, seq_len=64).counts) == "1 conversation"
     dropped = ChatDataset(chats, tokenizer, seq_len=64, overlong="drop")
     assert (dropped.counts.too_long, dropped.counts.shortened, dropped.counts.kept) == (2, 0, 2)
 
@@ -311,7 +311,7 @@ def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokeni
     )
     assert said([long], overlong="drop").endswith("Raise --max_length or --seq_len, or take --overlong keep_end.")
     assert said([question]) == (
-        "of 1 conversations nothing is left to learn from: in 1 no token is supervised, as nobody answers. "
+        "of 1 conversation nothing is left to learn from: in 1 no token is supervised, as nobody answers. "
         "Look at them: python -m gpt2small_hf preview."
     )
     assert "1 are longer than 64 tokens" in said([question, long])

@@ -473,7 +473,7 @@ def test_rows_that_cannot_be_read_are_counted(preview: Callable[..., str], chats
     # The name may follow the flag, as after any switch.
     for words in (["--skip_bad_rows", chats], ["--skip-bad-rows", "true", chats], [chats, "--skip_bad_rows"]):
         assert facts(preview(*words))["data"].endswith(
-            "3 conversations, messages (role, content), 2 rows that are none left out"
+            "3 conversations, messages (role, content), 2 rows left out that could not be read"
         )
 
 

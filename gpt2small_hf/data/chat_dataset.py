@@ -18,7 +18,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat import BATCH, Encoded, encode
-from gpt2small_hf.data.conversations import Conversation, Message
+from gpt2small_hf.data.conversations import Conversation, Message, counted
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.runs import UsageError
 
@@ -46,7 +46,7 @@ class Counts:
         return self.conversations - self.too_long - self.nothing_to_learn
 
     def __str__(self) -> str:
-        parts = [f"{self.conversations:,} conversations"]
+        parts = [counted(self.conversations, "conversation")]
         if self.shortened:
             parts.append(f"{self.shortened:,} too long, kept without their first turns ({self.turns_removed:,} in all)")
         if self.too_long:
@@ -118,7 +118,7 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.n_supervised = len(self.supervised())
         # Of what is learned; end tokens count as tokens, and have no bytes.
         text = tokenizer.decode(self.supervised().tolist(), skip_special_tokens=True)
-        self.bytes_per_token = len(str(text).encode()) / self.n_supervised
+        self.bytes_per_token = max(1, len(str(text).encode())) / self.n_supervised
 
     def _nothing_left(self, limit: int, overlong: str) -> str:
         reasons = []
@@ -128,7 +128,8 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         if self.counts.nothing_to_learn:
             mend = "Look at them: python -m gpt2small_hf preview"
             reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised, as nobody answers. {mend}")
-        return f"of {self.counts.conversations:,} conversations nothing is left to learn from: {'; '.join(reasons)}."
+        whole = counted(self.counts.conversations, "conversation")
+        return f"of {whole} nothing is left to learn from: {'; '.join(reasons)}."
 
     def _add(
         self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: Encoded, limit: int, overlong: str

@@ -48,6 +48,17 @@ class Conversations:
     """One a file or data set: `name`, `shape`, `conversations`, `unreadable` and what pins its content."""
 
 
+def describe_source(source: dict[str, Any]) -> str:
+    """What a file was recognised as, in a line."""
+    bad = f", {counted(source['unreadable'], 'row')} left out that could not be read" if source["unreadable"] else ""
+    return f"{source['name']}: {counted(source['conversations'], 'conversation')}, {source['shape']}{bad}"
+
+
+def counted(n: int, word: str) -> str:
+    """A number of things: 1 row, 2 rows."""
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"
+
+
 # ---- what a user names → train and validation ------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data.arguments import ChatArguments
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS, IGNORED, ChatDataset
-from gpt2small_hf.data.conversations import Conversation, find_places, read_places
+from gpt2small_hf.data.conversations import Conversation, counted, describe_source, find_places, read_places
 from gpt2small_hf.data.dataset import TokenDataset, read_meta
 from gpt2small_hf.data.encoding import byte_alphabet
 from gpt2small_hf.data.packing import PACKINGS
@@ -248,7 +248,7 @@ def _open_chats(
         overlong=chat.overlong,
     )
     said = "the tokenizer's own" if template is None else "as given" if re.search("{[{%]", template) else template
-    facts = [("data", _describe(source)) for source in read.sources]
+    facts = [("data", describe_source(source)) for source in read.sources]
     share = rows.n_supervised / rows.n_tokens
     facts += [
         ("of these", str(rows.counts)),
@@ -267,11 +267,6 @@ def _open_chats(
     given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
     given |= {"seq_len": args.seq_len, "packing": args.packing}
     return rows, tokenizer, facts, shlex.join(["python", "train.py", "examples/chat.yaml", *as_flags(given)])
-
-
-def _describe(source: dict[str, Any]) -> str:
-    bad = f", {source['unreadable']:,} rows that are none left out" if source["unreadable"] else ""
-    return f"{source['name']}: {source['conversations']:,} conversations, {source['shape']}{bad}"
 
 
 def find_tokenizer(name: str) -> str:
@@ -350,31 +345,27 @@ def _row_heading(rows: Rows, number: int, ids: np.ndarray, learned: np.ndarray, 
         f"{learned.sum():,} supervised ({learned.mean():.1%})",
     ]
     if isinstance(rows, ChatDataset):
-        facts.append(_counted(n_parts, "conversation"))
+        facts.append(counted(n_parts, "conversation"))
         if removed := sum(rows.removed[chat] for chat in rows.rows[number]):
-            facts.append(f"{_counted(removed, 'turn')} did not fit")
+            facts.append(f"{counted(removed, 'turn')} did not fit")
         if len(ids) < rows.seq_len:
             facts.append("padding not shown")
     elif rows.packing == "isolate":
-        facts.append(_counted(n_parts, "document"))
+        facts.append(counted(n_parts, "document"))
     else:
-        facts.append(_counted(int((ids == rows.eos_id).sum()), "end-of-text token"))
+        facts.append(counted(int((ids == rows.eos_id).sum()), "end-of-text token"))
     return ", ".join(facts)
 
 
 def _part_heading(rows: Rows, row: int, n: int, n_parts: int, learned: np.ndarray) -> str:
-    tokens = _counted(len(learned), "token")
+    tokens = counted(len(learned), "token")
     if isinstance(rows, ChatDataset):
         chat = rows.rows[row][n]
         removed = rows.removed[chat]
-        lost = f", without its first {_counted(removed, 'turn')}" if removed else ""
+        lost = f", without its first {counted(removed, 'turn')}" if removed else ""
         where = one_line(rows.chats[chat].where)
         return f"conversation {n + 1} of {n_parts}: {where}: {tokens}, {learned.sum():,} supervised{lost}"
     return f"document {n + 1} of {n_parts}: {tokens}" if rows.packing == "isolate" else ""
-
-
-def _counted(n: int, word: str) -> str:
-    return f"{n:,} {word}{'' if n == 1 else 's'}"
 
 
 def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, learned: np.ndarray) -> list[Piece]:

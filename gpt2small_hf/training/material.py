@@ -22,7 +22,7 @@ from transformers.utils.hub import cached_file
 
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversations, read_conversations
+from gpt2small_hf.data.conversations import Conversations, describe_source, read_conversations
 from gpt2small_hf.data.dataset import TokenDataset, read_meta
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
@@ -256,8 +256,7 @@ def show_chats(sets: dict[str, Conversations], rows: ChatDataset, heldout: ChatD
     """Say what the data were recognised as, and what became of them."""
     for found in sets.values():
         for source in found.sources:
-            bad = f", {source['unreadable']:,} rows that are none left out" if source["unreadable"] else ""
-            print(f"{source['name']}: {source['conversations']:,} conversations, {source['shape']}{bad}")
+            print(describe_source(source))
     for name, some in (("train", rows), ("validation", heldout)):
         share = some.n_supervised / some.n_tokens
         print(f"{name}: {some.counts} · {some.n_tokens:,} tokens, {share:.1%} of them supervised")
