@@ -25,7 +25,7 @@ from gpt2small_hf.report.sweep import BASELINE, SweepFolder, stopped_because, wr
 from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, read_json
 from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
 from gpt2small_hf.training.callbacks import duration
-from gpt2small_hf.training.material import check_sizes, find_data
+from gpt2small_hf.training.material import check_sizes, find_data, gather
 from gpt2small_hf.training.resume import MAY_CHANGE, MAY_CHANGE_ALL
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -194,10 +194,14 @@ def prepare(jobs: dict[Path, Job]) -> dict[Path, str]:
     fingerprints, measured_on, made = {}, {}, {}
     for recipe, job in jobs.items():
         args = parse_arguments(job.words, recipe)
-        source = repr((args.run.data_dir, args.data))
-        seq_len = check_sizes(args)
-        made[source] = made.get(source) or find_data(args)
-        fingerprints[recipe] = read_meta(made[source])["fingerprint"]
+        if args.run.init_from is not None:
+            material = gather(args)
+            seq_len, fingerprints[recipe] = material.rows.seq_len, material.data["fingerprint"]
+        else:
+            source = repr((args.run.data_dir, args.data))
+            seq_len = check_sizes(args)
+            made[source] = made.get(source) or find_data(args)
+            fingerprints[recipe] = read_meta(made[source])["fingerprint"]
         measured_on[recipe] = (fingerprints[recipe], seq_len, args.run.max_eval_samples)
     first = next(iter(jobs))
     for recipe, rows in measured_on.items():
@@ -228,7 +232,7 @@ def what_counts(recipe: Path) -> dict[str, object]:
     return {
         name: value
         for name, value in settings.items()
-        if name not in MAY_CHANGE - {"per_device_train_batch_size", "gradient_accumulation_steps"}
+        if name not in MAY_CHANGE - {"per_device_train_batch_size", "gradient_accumulation_steps", "init_from"}
         and not name.startswith(MAY_CHANGE_ALL)
     }
 

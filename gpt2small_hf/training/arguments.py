@@ -186,7 +186,7 @@ class RunArguments:
     )
     prompts: list[str] = field(
         default_factory=lambda: ["Every effort moves you"],
-        metadata={"help": "Texts that the finished model continues, greedily and sampled."},
+        metadata={"help": "Texts that the finished model continues, or of chats answers, greedily and sampled."},
     )
 
     def __post_init__(self) -> None:
