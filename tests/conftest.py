@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -139,8 +140,61 @@ def run_train(words: list[str]) -> RunFolder:
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A finished run of twenty steps."""
+    """A finished run of twenty steps. Not to be changed."""
     place = tmp_path_factory.mktemp("tiny_run")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         return run_train(tiny_words(place, place / "runs" / "short"))
+
+
+CHAT_CONTEXT = 128
+
+
+def chats() -> list[dict]:
+    """Thirty-two short conversations: each asks one question of four about one animal of eight."""
+    asked = {"saw": "see", "met": "meet", "left": "leave", "liked": "like"}
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"What did the {animal} {verb}?"},
+                {"role": "assistant", "content": f"The {animal} {past} the {thing}."},
+            ]
+        }
+        for animal, thing in zip(
+            ("fox", "dog", "crow", "hare", "cat", "hen", "owl", "pig"),
+            ("river", "stone", "field", "moon") * 2,
+            strict=True,
+        )
+        for past, verb in asked.items()
+    ]
+
+
+@pytest.fixture(scope="session")
+def chat_place(tmp_path_factory: pytest.TempPathFactory, tiny_run: RunFolder) -> Path:
+    """A folder with a finished run to begin with, and chats. Not to be changed."""
+    place = tmp_path_factory.mktemp("chats")
+    shutil.copytree(tiny_run.root, place / "base")
+    (place / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()), encoding="utf-8")
+    (place / "chat.yaml").write_text("# nothing but defaults\n", encoding="utf-8")
+    return place
+
+
+def chat_words(place: Path, output_dir: Path, *more: str) -> list[str]:
+    """Words for `run_train`: three epochs on the chats of `chat_place`, a checkpoint and a measurement after each."""
+    return [
+        str(place / "chat.yaml"),
+        *("--init_from", str(place / "base"), "--chat_data", str(place / "chats.jsonl")),
+        *("--max_position_embeddings", str(CHAT_CONTEXT), "--validation_fraction", "0.2"),
+        *("--per_device_train_batch_size", "4", "--num_train_epochs", "3", "--learning_rate", "0.01"),
+        *("--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "1", "--use_cpu"),
+        *("--prompts", "What did the fox see?", "--output_dir", str(output_dir), *more),
+    ]
+
+
+OF_CHAT_RUN = ("--add_special_tokens", "--save_total_limit", "9", "--num_train_epochs", "8", "--learning_rate", "0.03")
+
+
+@pytest.fixture(scope="session")
+def chat_run(chat_place: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run on chats, with markers of their own. Not to be changed."""
+    return run_train(chat_words(chat_place, tmp_path_factory.mktemp("chat_run") / "chat", *OF_CHAT_RUN))

@@ -1,13 +1,16 @@
 """Runs on chats: what they begin with, what they learn, when they stop, and what they refuse."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import REPOSITORY, run_train, tiny_config
+from conftest import CHAT_CONTEXT, OF_CHAT_RUN, REPOSITORY, chat_words, chats, run_train, tiny_config
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -20,61 +23,14 @@ from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import rising
 
-CONTEXT = 128
-
-
-def chats() -> list[dict]:
-    """Thirty-two short conversations: each asks one question of four about one animal of eight."""
-    asked = {"saw": "see", "met": "meet", "left": "leave", "liked": "like"}
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": f"What did the {animal} {verb}?"},
-                {"role": "assistant", "content": f"The {animal} {past} the {thing}."},
-            ]
-        }
-        for animal, thing in zip(
-            ("fox", "dog", "crow", "hare", "cat", "hen", "owl", "pig"),
-            ("river", "stone", "field", "moon") * 2,
-            strict=True,
-        )
-        for past, verb in asked.items()
-    ]
-
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tiny_run) -> Path:
-    """A folder with a finished run to begin with, and chats."""
-    place = tmp_path_factory.mktemp("chats")
-    shutil.copytree(tiny_run.root, place / "base")
-    (place / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()), encoding="utf-8")
-    (place / "chat.yaml").write_text("# nothing but defaults\n", encoding="utf-8")
-    return place
-
-
-def words(place: Path, output_dir: Path, *more: str) -> list[str]:
-    """Words for `run_train`: three epochs, a checkpoint and a measurement after each."""
-    return [
-        str(place / "chat.yaml"),
-        *("--init_from", str(place / "base"), "--chat_data", str(place / "chats.jsonl")),
-        *("--max_position_embeddings", str(CONTEXT), "--validation_fraction", "0.2"),
-        *("--per_device_train_batch_size", "4", "--num_train_epochs", "3", "--learning_rate", "0.01"),
-        *("--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "1", "--use_cpu"),
-        *("--prompts", "What did the fox see?", "--output_dir", str(output_dir), *more),
-    ]
-
-
-OF_CHAT_RUN = ("--add_special_tokens", "--save_total_limit", "9", "--num_train_epochs", "8", "--learning_rate", "0.03")
+def place(chat_place) -> Path:
+    return chat_place
 
 
 def parsed(place: Path, *more: str):
-    return parse_arguments(words(place, place / "unused", *more), REPOSITORY / "examples" / "tiny.yaml")
-
-
-@pytest.fixture(scope="module")
-def chat_run(place) -> RunFolder:
-    """A finished run with markers of their own."""
-    return run_train(words(place, place / "runs" / "chat", *OF_CHAT_RUN))
+    return parse_arguments(chat_words(place, place / "unused", *more), REPOSITORY / "examples" / "tiny.yaml")
 
 
 def weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -114,7 +70,7 @@ def test_the_trainers_held_out_loss_is_the_mean_over_supervised_tokens(chat_run,
     assert isinstance(material.heldout, ChatDataset)
     assert found.size == material.heldout.n_supervised == measured["rows"]["predicted_tokens"]
     by_row = [
-        heldout_losses(model, ChatDataset([chat], material.tokenizer, seq_len=CONTEXT)).sum()
+        heldout_losses(model, ChatDataset([chat], material.tokenizer, seq_len=CHAT_CONTEXT)).sum()
         for chat in material.heldout.chats
     ]
     assert measured["after"]["loss"] == pytest.approx(sum(by_row) / found.size, abs=1e-5)
@@ -211,7 +167,7 @@ def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place,
         assert added.shape[0] == 2
         torch.testing.assert_close(added, old[name].mean(0).expand(2, -1))
     positions = new["model.embed_positions.weight"]
-    assert positions.shape[0] == CONTEXT
+    assert positions.shape[0] == CHAT_CONTEXT
     assert torch.equal(positions[: before.max_position_embeddings], old["model.embed_positions.weight"])
     assert positions[before.max_position_embeddings :].std() == pytest.approx(before.initializer_range, rel=0.2)
     for name, tensor in old.items():
@@ -241,7 +197,7 @@ def test_text_is_learned_on_too(place, tmp_path):
     """Continued pre-training: with the tokenizer of the model that it begins with."""
     text = tmp_path / "more.jsonl"
     text.write_text("".join(json.dumps({"text": f"The owl saw the moon {n} times. " * 9}) + "\n" for n in range(30)))
-    settings = words(place, tmp_path / "more", "--text", str(text))
+    settings = chat_words(place, tmp_path / "more", "--text", str(text))
     at = settings.index("--chat_data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
@@ -257,7 +213,7 @@ def test_text_is_learned_on_too(place, tmp_path):
 
 def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
     packed, padded = (
-        run_train(words(place, tmp_path / packing, "--packing", packing, "--max_steps", "1", "--max_answers", "1"))
+        run_train(chat_words(place, tmp_path / packing, "--packing", packing, "--max_steps", "1", "--max_answers", "1"))
         for packing in ("best_fit", "padding")
     )
     assert losses(packed)[0] == pytest.approx(losses(padded)[0], abs=1e-5)
@@ -272,10 +228,33 @@ def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
         shutil.rmtree(cut.checkpoints / f"checkpoint-{step}")
     shutil.rmtree(cut.model)
     cut.heldout.unlink()
-    settings = words(place, cut.root, *OF_CHAT_RUN)
+    settings = chat_words(place, cut.root, *OF_CHAT_RUN)
     again = weights(run_train(settings))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert losses(cut) == losses(chat_run)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_in_bfloat16_it_learns_too_and_packed_chats_are_measured_as_padded_ones(place, tmp_path):
+    settings = chat_words(place, tmp_path / "chat", *OF_CHAT_RUN, "--use_cpu", "false", "--bf16", "true")
+    first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # with several, one process refuses
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": first_gpu}
+    command = [sys.executable, str(REPOSITORY / "train.py"), *settings]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    run = RunFolder(tmp_path / "chat")
+    measured = read_json(run.heldout)
+    assert measured["after"]["loss"] < measured["before"]["loss"] / 2
+    # The Trainer measured in bfloat16 while it trained; what the run says at its end is in full precision.
+    assert losses(run)[-1] == pytest.approx(measured["after"]["loss"], abs=2e-2)
+    model = GPT2SmallForCausalLM.from_pretrained(run.model).to("cuda")
+    with torch.autocast("cuda", torch.bfloat16):
+        packed, padded = (
+            heldout_losses(model, gather(parsed(place, "--add_special_tokens", "--packing", packing)).heldout)
+            for packing in ("best_fit", "padding")
+        )
+    assert packed.mean() == pytest.approx(padded.mean(), abs=2e-2)
+    assert packed.mean() == pytest.approx(measured["after"]["loss"], abs=2e-2)
 
 
 @pytest.mark.parametrize(
@@ -297,9 +276,10 @@ def test_a_loss_rises_when_it_was_not_the_lowest_so_often(found, patience, stops
 
 
 @pytest.fixture(scope="module")
-def stopped_run(place) -> RunFolder:
+def stopped_run(place, tmp_path_factory) -> RunFolder:
     """A run whose rate is so high that the held-out loss rises before its last epoch."""
-    settings = words(place, place / "runs" / "stopped", "--early_stopping_patience", "1", "--load_best_model_at_end")
+    root = tmp_path_factory.mktemp("stopped") / "run"
+    settings = chat_words(place, root, "--early_stopping_patience", "1", "--load_best_model_at_end")
     more = (
         "--num_train_epochs",
         "40",
@@ -327,7 +307,7 @@ def test_a_stopped_run_that_was_cut_off_keeps_the_same_epoch(stopped_run, place,
     shutil.rmtree(cut.model)
     cut.heldout.unlink()
     before = cut.metrics.read_bytes()
-    settings = words(place, cut.root, "--early_stopping_patience", "1", "--load_best_model_at_end")
+    settings = chat_words(place, cut.root, "--early_stopping_patience", "1", "--load_best_model_at_end")
     run_train([*settings, "--num_train_epochs", "40", "--learning_rate", "0.05", "--lr_scheduler_type", "constant"])
     assert all(torch.equal(kept[name], tensor) for name, tensor in weights(cut).items())
     assert cut.metrics.read_bytes() == before  # nothing was trained again
@@ -439,7 +419,7 @@ def test_another_template_other_chats_and_another_base_are_other_settings(chat_r
     cut = tmp_path / "cut"
     shutil.copytree(chat_run.root, cut)
     RunFolder(cut).heldout.unlink()
-    settings = words(place, cut, *OF_CHAT_RUN)
+    settings = chat_words(place, cut, *OF_CHAT_RUN)
     fewer = tmp_path / "fewer.jsonl"
     fewer.write_text("".join(json.dumps(row) + "\n" for row in chats()[:20]), encoding="utf-8")
     other = tmp_path / "other"

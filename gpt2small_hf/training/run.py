@@ -404,7 +404,10 @@ def merged(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:
     if isinstance(model, GPT2SmallForCausalLM):
         return model
     with whole(run.adapter) as temporary:
-        model.save_pretrained(temporary)
+        # Old rows of the embedding and head are the base's; with new tokens peft would save all of them again.
+        model.save_pretrained(temporary, save_embedding_layers=False)
+        (temporary / "README.md").unlink(missing_ok=True)  # a card with nothing filled in
+        _let_others_read(temporary)
     return model.merge_and_unload()
 
 
@@ -419,8 +422,14 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
     with whole(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        for path in temporary.iterdir():  # safetensors makes files that only their owner may read
-            path.chmod(stat.S_IMODE((temporary / "config.json").stat().st_mode))
+        _let_others_read(temporary)
+
+
+def _let_others_read(folder: Path) -> None:
+    """Give all files the permissions that new ones have here: safetensors makes some that only their owner may read."""
+    usual = stat.S_IMODE(next(folder.glob("*config.json")).stat().st_mode)
+    for path in folder.iterdir():
+        path.chmod(usual)
 
 
 def _plain(value: Any) -> Any:

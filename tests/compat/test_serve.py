@@ -6,9 +6,11 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -25,14 +27,13 @@ COMMAND = "sys.argv[0] = 'transformers'\nfrom transformers.cli.transformers impo
 CHAT = [{"role": "user", "content": QUESTION}]
 
 
-@pytest.fixture(scope="module")
-def server(published, without_us, tmp_path_factory) -> Iterator[str]:
-    """The address of a running server."""
+@contextmanager
+def serving(folder: Path, without_us: Callable[..., dict], said: Path) -> Iterator[str]:
+    """The address of a running server of that folder. What it says goes to a file, and is printed when it ends."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    said = tmp_path_factory.mktemp("serve") / "output.txt"
-    words = ("serve", str(published), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu")
+    words = ("serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu")
     with said.open("w") as output:
         process = subprocess.Popen(
             **without_us(COMMAND, *words, "--trust-remote-code"), stdout=output, stderr=subprocess.STDOUT
@@ -55,6 +56,13 @@ def wait_until_healthy(address, process):
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.2)
     raise AssertionError("the server did not come up")
+
+
+@pytest.fixture(scope="module")
+def server(published, without_us, tmp_path_factory) -> Iterator[str]:
+    """The address of a running server."""
+    with serving(published, without_us, tmp_path_factory.mktemp("serve") / "output.txt") as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +134,15 @@ def test_a_request_past_the_context_fails_alone(client, name, written, excess, s
 
 
 def test_transformers_chat_talks_to_it(server, name, written, without_us, tmp_path):
-    words = ("chat", name, server, "max_new_tokens=12", "do_sample=False", "--save-folder", str(tmp_path))
-    process = without_us(COMMAND, *words)
+    # The n answers "Continue generating?", which it asks when a limit cut the answer off.
+    typed = f"{QUESTION}\nn\n!exit\n"
+    done = talk(server, name, without_us, typed, "max_new_tokens=12", "--save-folder", str(tmp_path))
+    assert written["chat"] in done.stdout, done.stderr
+
+
+def talk(server: str, name: str, without_us: Callable[..., dict], typed: str, *words: str) -> CompletedProcess[str]:
+    """`transformers chat`, answering greedily what is typed."""
+    process = without_us(COMMAND, "chat", name, server, "do_sample=False", *words)
     del process["env"]["HF_HUB_OFFLINE"]  # its client for the server is the Hub's, and would take this literally
     process["env"] |= {"TERM": "dumb", "COLUMNS": "200", "HF_HUB_DISABLE_TELEMETRY": "1"}
-    # The n answers "Continue generating?", which it asks when a limit cut the answer off.
-    done = subprocess.run(**process, input=f"{QUESTION}\nn\n!exit\n", capture_output=True, timeout=120)
-    assert written["chat"] in done.stdout, done.stderr
+    return subprocess.run(**process, input=typed, capture_output=True, timeout=120)
