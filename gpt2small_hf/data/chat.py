@@ -12,6 +12,7 @@ from pathlib import Path
 
 import jinja2
 import numpy as np
+from tokenizers import Encoding
 from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -290,11 +291,9 @@ def encode(
         numbers = plain[start : start + BATCH]
         rendered = render(tokenizer, [chats[n] for n in numbers], add_generation_prompt=add_generation_prompt)
         texts = [text for text, _ in rendered]
-        batch = tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        for number, ids, offsets, (_, spans) in zip(
-            numbers, batch["input_ids"], batch["offset_mapping"], rendered, strict=True
-        ):
-            encoded[number] = _located(ids, offsets, spans)
+        batch = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        for number, encoding, (_, spans) in zip(numbers, batch.encodings or [], rendered, strict=True):
+            encoded[number] = _found(encoding, spans)
     for number, found in enumerate(forged):
         if found:
             encoded[number] = _encode_forged(tokenizer, chats[number], special, add_generation_prompt)
@@ -332,6 +331,20 @@ def _encode_forged(
             offsets += [(at + start, at + end) for start, end in part["offset_mapping"]]
         at += len(piece)
     return _located(ids, offsets, spans)
+
+
+def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> Encoded:
+    """As `_located`, without a list of all offsets, which takes longer to make than all the rest."""
+    turns = []
+    for start, end in spans:
+        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+        if first is None or last is None or start == end:  # a space that the tokenizer leaves out of its offsets, say
+            return _located(encoding.ids, encoding.offsets, spans)
+        # The last character may have more tokens than this one: of its further bytes.
+        while (chars := encoding.token_to_chars(last + 1)) is not None and chars[0] < end:
+            last += 1
+        turns.append((first, last + 1))
+    return Encoded(np.array(encoding.ids, np.int64), turns)
 
 
 def _located(ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> Encoded:

@@ -115,9 +115,10 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.rows = pack_whole(lengths, seq_len) if packing == "best_fit" else [[i] for i in range(len(lengths))]
         """The numbers of each row's conversations."""
         self.n_tokens = sum(lengths)
-        self.n_supervised = len(self.supervised())
+        supervised = self.supervised()
+        self.n_supervised = len(supervised)
         # Of what is learned; end tokens count as tokens, and have no bytes.
-        text = tokenizer.decode(self.supervised().tolist(), skip_special_tokens=True)
+        text = tokenizer.decode(supervised, skip_special_tokens=True)
         self.bytes_per_token = max(1, len(str(text).encode())) / self.n_supervised
 
     def _nothing_left(self, limit: int, overlong: str) -> str:
