@@ -23,7 +23,8 @@ from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset
 from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.preview import as_html, as_text, main, read_tokens, visible
+from gpt2small_hf.data.preview import main
+from gpt2small_hf.data.show import as_html, as_text, read_tokens, visible
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.runs import UsageError

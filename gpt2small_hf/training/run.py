@@ -30,7 +30,7 @@ from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.preview import as_text
+from gpt2small_hf.data.show import as_text
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
