@@ -14,7 +14,7 @@ from conftest import SHARED_DATA, needs_shared_data
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.data.conversations import Conversations, Message, read_conversations
+from gpt2small_hf.data.conversations import Conversations, Message, find_places, read_conversations, read_places
 from gpt2small_hf.runs import UsageError, sha256
 
 OTHER = {"messages": [{"role": "user", "content": "Held"}, {"role": "assistant", "content": "out"}]}
@@ -406,7 +406,7 @@ BAD_ROWS = {
         r"line 2, turn 2: 'content' is null, not text\. Correct or remove the row",
     ),
     "parts of content": (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "url": "q"}]}]},
         r"line 2, turn 1: 'content' is of type list, not text",
     ),
     "a null output": ({"instruction": "q", "input": "", "output": None}, r"line 2: 'output' is null, not text"),
@@ -502,3 +502,32 @@ def test_the_reference_series_split_of_its_instructions():
         assert [chat.messages[0].get("input", "") for chat in found[split].chats] == [row["input"] for row in some]
         assert [chat.messages[1]["content"] for chat in found[split].chats] == [row["output"] for row in some]
     assert len(read(f"{path}[935:1045]", validation=[f"{path}[:1]"])["train"].chats) == 110
+
+
+def test_a_system_column_is_the_system_turn_of_any_shape(tmp_path: Path):
+    rows = [
+        {"instruction": "a", "output": "b", "system": "Be brief."},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "Be brief."},
+        {
+            "conversations": [{"from": "system", "value": "Sing."}, {"from": "human", "value": "a"}],
+            "system": "Be brief.",
+        },
+        {"instruction": "a", "output": "b", "system": ""},
+    ]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    first = [chat.messages[0] for chat in read_places(find_places(str(path)), False).chats]
+    said = [message["content"] if message["role"] == "system" else None for message in first]
+    assert said == ["Be brief.", "Be brief.", "Sing.", None]
+
+
+def test_a_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
+    parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]
+    path = tmp_path / "parts.json"
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}]), encoding="utf-8")
+    (chat,) = read_places(find_places(str(path)), False).chats
+    assert chat.messages == [{"role": "user", "content": "Who are you?"}]
+    parts.append({"type": "image", "url": "cat.png"})
+    path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}]), encoding="utf-8")
+    with pytest.raises(UsageError, match="turn 1: 'content' is of type list, not text"):
+        read_places(find_places(str(path)), False)

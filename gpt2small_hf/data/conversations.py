@@ -198,6 +198,8 @@ def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, i
                 raise row
             shape = shape_of(row, where)
             messages = SHAPES[shape].read(row, where)
+            if row.get("system") and messages[0]["role"] != "system":  # a column of its own in some sets
+                messages.insert(0, {"role": "system", "content": _text(row["system"], where, "system")})
             check(messages, where)
         except UsageError as error:
             if not skip_bad_rows:
@@ -400,6 +402,8 @@ def _turns(
 
 
 def _text(value: Any, where: str, column: str) -> str:
+    if isinstance(value, list) and value and all(_is_text_part(part) for part in value):
+        value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         kind = "null" if value is None else f"of type {type(value).__name__}"
         raise UsageError(f"{where}: {column!r} is {kind}, not text. Correct or remove the row.")
@@ -410,6 +414,11 @@ def _text(value: Any, where: str, column: str) -> str:
             f"{where}: character {error.start:,} of {column!r} is half of a surrogate pair. Correct or remove the row."
         ) from None
     return value
+
+
+def _is_text_part(part: Any) -> bool:
+    """Some write a text as a list of parts, of which others may be pictures."""
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def check(messages: Iterable[Message], where: str) -> None:
