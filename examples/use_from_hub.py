@@ -28,9 +28,9 @@ def main() -> None:
     if write.tokenizer.chat_template:  # pyright: ignore[reportOptionalMemberAccess]
         chat = [{"role": "user", "content": text}]
         # What stands in the question stays text, even where it is spelled like a mark of the template.
-        print(
-            write(chat, tokenizer_encode_kwargs={"sanitize_control_tokens": True})[0]["generated_text"][-1]["content"]
-        )
+        as_text = {"sanitize_control_tokens": True}
+        answered = write(chat, do_sample=False, tokenizer_encode_kwargs=as_text)[0]["generated_text"]
+        print(answered[-1]["content"])
     else:
         print(write(text)[0]["generated_text"])
 

@@ -5,6 +5,7 @@ The arithmetic is in `training/budget.py`; here a recipe is read and the answer 
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -92,8 +93,10 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
         )
     if args.run.branch_from is not None:  # only what lies past its checkpoint is trained
         tokens -= step_of(args.run.branch_from) * per_step
-    steps = budget.steps_for(tokens, per_step)
-    seen = steps * per_step
+    steps, seen = budget.steps_for(tokens, per_step), 0
+    if base and args.trainer.max_steps < 1:
+        steps, seen = budget.steps_of_epochs(len(base.rows), args.trainer, n_devices), round(tokens)
+    seen = seen or steps * per_step
     a_token = budget.flops_per_token(config, seq_len)
     facts = {
         "model": f"{n.total:,} parameters, {n.non_embedding:,} without embeddings",
@@ -151,6 +154,8 @@ def disk_needed(n_parameters: int, steps: int, args: Arguments) -> str:
     """Space for the checkpoints that are kept, and the model."""
     every = args.trainer.save_steps if args.trainer.save_steps >= 1 else args.trainer.save_steps * steps
     n_saves = 0 if args.trainer.save_strategy == "no" else int(steps // every)
+    if args.trainer.save_strategy == "epoch":
+        n_saves = math.ceil(args.trainer.num_train_epochs)
     n_kept = min(n_saves, args.trainer.save_total_limit or n_saves)
     one = 3 * BYTES_A_PARAMETER * n_parameters
     # While one more is written, those that are kept are there too.

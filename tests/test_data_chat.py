@@ -603,3 +603,19 @@ def test_a_file_of_a_template_that_is_not_utf8_is_named(tmp_path: Path):
     path.write_bytes("{# é #}".encode("latin-1") + CHATML.encode())
     with refused(re.escape(f"{path} is not UTF-8: byte 3 ")):
         find_template(str(path), trained())
+
+
+def test_a_prompt_whose_last_token_is_another_in_training_is_refused(tiny_tokenizer: PreTrainedTokenizerFast):
+    """In a row the space before an answer belongs to its first token; in the prompt it would be one by itself."""
+    tokenizer = train_tokenizer(["A: Answer Q: Question A: Answer"] * 50, 300)
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}Q: {{ m.content }}{% else %}A: {% generation %}"
+        "{{ m.content + eos_token }}{% endgeneration %}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}A: {% endif %}"
+    )
+    with pytest.raises(UsageError, match="whose end is another token in training"):
+        set_template(tokenizer, template)
+    before = template.replace("A: {% generation %}{{ m", "A:{% generation %}{{ ' ' + m").replace(
+        "A: {% endif", "A:{% endif"
+    )
+    assert set_template(tokenizer, before) == []

@@ -264,6 +264,7 @@ def test_a_longer_conversation_keeps_the_longest_end_that_fits(
         "turns_removed": sum(removed),
         "too_long": n_long,
         "nothing_to_learn": n_nothing,
+        "empty_answers": sum(any(m == {"role": "assistant", "content": ""} for m in chat) for chat in kept),
     }
     assert dataset.counts.kept == len(kept)
 
@@ -286,6 +287,7 @@ def test_what_became_of_the_conversations_is_said(tiny_tokenizer: PreTrainedToke
         "turns_removed": 2,
         "too_long": 1,
         "nothing_to_learn": 1,
+        "empty_answers": 0,
         "rows": len(dataset),
         "tokens": sum(tokens(tokenizer, chat) for chat in (short, short, long[:1] + long[3:])),
         "supervised_tokens": 4 * len(tokenizer.encode(" effort<|im_end|>")),

@@ -358,7 +358,7 @@ BAD_ROWS = {
     "a string": ("q", r"line 2 is a str, not an object"),
     "no turns": ({"messages": []}, r"line 2 has no turns\. Remove the row, or fill it"),
     "null turns": ({"messages": None}, r"line 2 has no turns"),
-    "turns that are a string": ({"conversations": "q"}, r"line 2 has no turns"),
+    "turns that are a string": ({"conversations": "q"}, r"line 2: the turns are a text, not a list"),
     "a turn that is a string": ({"messages": ["q"]}, r"line 2, turn 1 needs 'role' and 'content'; it has str"),
     "a turn without content": (
         {"messages": [{"role": "user", "text": "q"}]},
@@ -530,4 +530,22 @@ def test_a_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
     parts.append({"type": "image", "url": "cat.png"})
     path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}]), encoding="utf-8")
     with pytest.raises(UsageError, match="turn 1: 'content' is of type list, not text"):
+        read_places(find_places(str(path)), False)
+
+
+def test_a_glob_stands_for_the_files_it_matches(tmp_path: Path):
+    row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
+    assert len(read_places(find_places(f"{tmp_path}/*.jsonl"), False).chats) == 6
+    assert len(read_places(find_places(f"{tmp_path}/*.jsonl[:2]"), False).chats) == 4
+    with pytest.raises(UsageError, match="matches no file"):
+        find_places(f"{tmp_path}/*.parquet")
+
+
+def test_a_turn_that_is_not_to_be_learned_is_not_learned_in_silence(tmp_path: Path):
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]
+    path = tmp_path / "weights.json"
+    path.write_text(json.dumps([{"messages": turns}]), encoding="utf-8")
+    with pytest.raises(UsageError, match="turn 2 has weight 0"):
         read_places(find_places(str(path)), False)

@@ -404,7 +404,8 @@ def test_the_next_command_has_the_settings_that_were_looked_at(preview: Callable
     next_line = shown.splitlines()[-1]
     assert shlex.split(next_line.removeprefix("next: ")) == [
         *("python", "train.py", "examples/chat.yaml", "--chat_data", chats, f"{chats}[:1]", "--template", "llama2"),
-        *("--add_special_tokens", "true", "--loss_on", "last", "--seq_len", "200", "--packing", "best_fit"),
+        *("--add_special_tokens", "true", "--loss_on", "last"),
+        *("--max_position_embeddings", "200", "--packing", "best_fit"),
     ]
     assert preview(chats).splitlines()[-1].endswith(" --template chatml --add_special_tokens false")
 

@@ -129,3 +129,14 @@ def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
     with path.open("ab") as file:
         file.write(b'{"text": "cut of' + b"\xe2\x80")  # within a character
     assert read_jsonl(path) == rows
+
+
+def test_who_has_read_enough_ends_a_command_quietly():
+    code = (
+        "import sys\nfrom gpt2small_hf.runs import open_door\n"
+        "sys.exit(open_door(lambda: [print('x' * 99) for _ in range(9999)]))"
+    )
+    done = subprocess.run(
+        ["bash", "-c", '"$1" -c "$2" | head -1', "bash", sys.executable, code], capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("x" * 99 + "\n", "")

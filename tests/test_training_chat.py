@@ -340,7 +340,7 @@ def refused(place: Path, *more: str) -> str:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--init_from", "nowhere/at-all/x"), "no model there"),
+        (("--init_from", "nowhere/at-all/x"), "no such folder in"),
         (("--hidden_size", "32"), "--hidden_size is 32, but"),
         (("--max_position_embeddings", "8"), "Rows may be shorter: --seq_len 8"),
         (("--max_length", "200"), "a row has 128 tokens"),
@@ -430,7 +430,7 @@ def test_another_template_other_chats_and_another_base_are_other_settings(chat_r
     model.save_pretrained(other)
     for more, says in [
         (("--template", "llama2"), "template"),
-        (("--chat_data", str(fewer)), "text: "),
+        (("--chat_data", str(fewer)), "chats: "),
         (("--init_from", str(other)), "which has other weights"),
     ]:
         with pytest.raises(UsageError, match="holds a run with other settings") as error:
@@ -453,3 +453,21 @@ def test_losses_of_chats_are_those_of_the_supervised_tokens_alone(chat_run, plac
         nats = -logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row["input_ids"])[1:, None])[:, 0]
         by_hand += nats[torch.from_numpy(row["labels"])[1:] != -100].tolist()
     np.testing.assert_allclose(found, by_hand, atol=1e-4)
+
+
+def test_the_base_is_not_replaced_by_what_begins_with_it(place):
+    said = refused(place, "--output_dir", str(place / "base"), "--overwrite")
+    assert "lies in the run folder that --overwrite replaces" in said
+
+
+def test_text_in_place_of_a_recipes_chats_is_gone_on_with(place, tmp_path):
+    recipe = REPOSITORY / "examples" / "chat.yaml"
+    args = parse_arguments([str(recipe), "--text", "README.md"], recipe)
+    assert (args.chat.chat_data, args.run.packing, args.run.init_from) == (None, "stream", "runs/tiny")
+
+
+def test_chats_that_are_too_long_are_worth_a_note_before_training(place, tmp_path, capsys):
+    run_train(chat_words(place, tmp_path / "unused", "--max_length", "48", "--overlong", "drop", "--preflight_only"))
+    said = capsys.readouterr().out
+    assert "long chats" in said
+    assert "are longer than a row, lost turns or were left out" in said

@@ -97,17 +97,17 @@ def find_template(template: str | None, tokenizer: PreTrainedTokenizerFast) -> s
         raise UsageError(
             f"--template {template} is no name ({', '.join(TEMPLATES)}), no file and no Jinja. Give one of these."
         )
-    if not GENERATION.search(source):
-        raise UsageError(
-            "the chat template does not mark what the assistant says, so it is not known what to learn. Put "
-            "{% generation %} before an answer and {% endgeneration %} after its end token, or take --template chatml."
-        )
     try:
         render_jinja_template([[{"role": "user", "content": ""}]], chat_template=source)
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"the chat template is no Jinja: {' '.join(str(error).split())}. Correct it.") from None
     except (jinja2.TemplateError, TypeError, ValueError):
         pass  # it may well want another chat or the tokenizer's tokens; `stop_tokens` tries that
+    if not GENERATION.search(source):
+        raise UsageError(
+            "the chat template does not mark what the assistant says, so it is not known what to learn. Put "
+            "{% generation %} before an answer and {% endgeneration %} after its end token, or take --template chatml."
+        )
     return source
 
 
@@ -190,6 +190,12 @@ def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
         raise UsageError(
             f"the chat template asks for an answer with {prompt[-24:]!r}, but in training "
             f"{text[: spans[0][0]][-24:]!r} stands before it. Make add_generation_prompt write the same."
+        )
+    asked = encode(tokenizer, [chat[:1]], add_generation_prompt=True)[0].input_ids.tolist()
+    if encoded.input_ids[: len(asked)].tolist() != asked:
+        raise UsageError(
+            f"the chat template asks for an answer with {prompt[-24:]!r}, whose end is another token in training, "
+            "joined to the answer. Let the prompt end before that space, and {% generation %} begin with it."
         )
     _check_beginning(tokenizer, source, encoded.input_ids)
     return stops

@@ -40,6 +40,8 @@ class Counts:
     """Left out for that."""
     nothing_to_learn: int = 0
     """Left out because no token of theirs is supervised: nobody answers."""
+    empty_answers: int = 0
+    """Kept with an answer of no words: what is learned from it is to end at once."""
 
     @property
     def kept(self) -> int:
@@ -53,6 +55,8 @@ class Counts:
             parts.append(f"{self.too_long:,} too long and left out")
         if self.nothing_to_learn:
             parts.append(f"{self.nothing_to_learn:,} without a token to learn, left out")
+        if self.empty_answers:
+            parts.append(f"{self.empty_answers:,} with an empty answer")
         return ", ".join(parts)
 
 
@@ -149,6 +153,8 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             self.chats.append(chat)
             self.removed.append(removed)
             self.encoded.append(encoded)
+            empty = any(turn["role"] == "assistant" and not turn["content"] for turn in chat.messages)
+            self.counts.empty_answers += empty
             self.counts.shortened += removed > 0
             self.counts.turns_removed += removed
 

@@ -5,6 +5,7 @@ What becomes of a conversation: `chat.py` (into ids and labels), `chat_dataset.p
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -133,6 +134,12 @@ def find_places(name: str) -> list[Place]:
         if path.stat().st_size == 0:
             raise UsageError(f"{base} is empty. Leave it out or fill it.")
         return [Place(base, "train", rows)]
+    if "*" in base or "?" in base:
+        found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
+        if not found:
+            raise UsageError(f"{base} matches no file. Check the spelling; the working folder is {Path.cwd()}.")
+        ends = name[len(base) :]
+        return [place for file in found for place in find_places(file + ends)]
     if path.suffix.lower() in SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", base):
         raise UsageError(f"{base} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
     return [Place(base, "train", rows)]
@@ -152,7 +159,8 @@ def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Con
     different = sorted(set(keys))
     n = round(fraction * len(different)) or 1
     if not fraction or len(different) < 2:
-        reason = "--validation_fraction is 0" if not fraction else "all conversations are the same"
+        reason = "all conversations are the same" if len(keys) > 1 else "there is one conversation alone"
+        reason = reason if fraction else "--validation_fraction is 0"
         raise UsageError(f"nothing is left to measure on: {reason}. Name some with --validation_data.")
     chosen = set(different[: min(n, len(different) - 1)])
     sides = [
@@ -385,6 +393,8 @@ KNOWN = f"Known are {'; '.join(f'{name} ({shape.columns})' for name, shape in SH
 def _turns(
     turns: Any, where: str, role_key: str, content_key: str, roles: dict[str, str] | None = None
 ) -> list[Message]:
+    if isinstance(turns, str):
+        raise UsageError(f"{where}: the turns are a text, not a list of turns. Write them as a list.")
     if not isinstance(turns, list) or not turns:
         raise UsageError(f"{where} has no turns. Remove the row, or fill it.")
     messages = []
@@ -396,6 +406,8 @@ def _turns(
         role = turn[role_key]
         if role in ("tool", "function", "observation", "function_call", "ipython") or turn.get("tool_calls"):
             raise UsageError(f"{here} is of a tool ({role}), and a model is taught no tools here. Remove such rows.")
+        if turn.get("weight") == 0:
+            raise UsageError(f"{here} has weight 0: turns are all learned alike. Remove it, or see --loss_on last.")
         role = (roles or {}).get(str(role), role)
         messages.append({"role": role, "content": _text(turn[content_key], here, content_key)})
     return messages

@@ -57,8 +57,8 @@ class PreviewArguments:
     seq_len: int | None = field(
         default=None,
         metadata={
-            "help": f"Tokens of a row; of chats, at most. Unset: {CHAT_SEQ_LEN:,} for chats; for prepared text "
-            f"{TEXT_SEQ_LEN}, or as many as there are. While training it is the model's context."
+            "help": f"Tokens of a row; of chats, at most. Unset: for chats the context of the model that --tokenizer "
+            f"names, or {CHAT_SEQ_LEN:,}; for prepared text {TEXT_SEQ_LEN}, or as many as there are."
         },
     )
     packing: Literal["padding", "best_fit", "stream", "bos_bestfit", "isolate"] | None = field(
@@ -199,11 +199,13 @@ def _open_chats(
     """The rows of chats, their tokenizer, what is said of them, and the command that trains on them."""
     if args.packing in PACKINGS:
         raise UsageError(f"--packing {args.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
-    seq_len = args.seq_len or CHAT_SEQ_LEN
-    if chat.max_length is not None and chat.max_length > seq_len:
-        raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Raise --seq_len.")
     place = None if args.tokenizer is None else find_tokenizer(args.tokenizer)
     tokenizer = None if place is None else load_tokenizer(place)
+    # The tokenizer of a model knows its context; one without a model says some 10^30.
+    context = CHAT_SEQ_LEN if tokenizer is None else min(tokenizer.model_max_length, CHAT_SEQ_LEN)
+    seq_len = args.seq_len or context
+    if chat.max_length is not None and chat.max_length > seq_len:
+        raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Raise --seq_len.")
     places = [place for name in names for place in find_places(name) if args.split in (None, place.split)]
     if not places:
         raise UsageError(f"no file in {', '.join(names)} is named {args.split}. Leave --split out to see all.")
@@ -251,7 +253,8 @@ def _open_chats(
     is_model = place is not None and (Path(place) / "config.json").is_file()
     given = {"chat_data": names, "init_from": place if is_model else None, "template": template}
     given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
-    given |= {"seq_len": args.seq_len, "packing": args.packing}
+    # The recipe has a context of its own; what was shown is this one.
+    given |= {"max_position_embeddings": seq_len if place else args.seq_len, "packing": args.packing}
     return rows, tokenizer, facts, shlex.join(["python", "train.py", "examples/chat.yaml", *as_flags(given)])
 
 

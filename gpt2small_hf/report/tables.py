@@ -72,7 +72,7 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         [
             label,
             number(heldout[name]["loss"], ".3f"),
-            number(heldout[name]["perplexity"], ",.1f"),
+            number(heldout[name]["perplexity"], ",.1f" if (heldout[name]["perplexity"] or 0) < 1e7 else ".1e"),
             number(heldout[name]["bits_per_byte"], ".3f"),
         ]
         for name, label in names.items()

@@ -534,6 +534,11 @@ def under_flags(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
     kept = laid_over(recipe, dict.fromkeys(names), ALTERNATIVES)
     if "data_dir" in names:  # a prepared folder has its text and its tokenizer
         kept = {key: value for key, value in kept.items() if key not in {f.name for f in fields(PrepareArguments)}}
+    if names & {"data_dir", "text", "dataset"}:  # in place of a recipe's chats
+        chats = {f.name for f in fields(ChatArguments)}
+        kept = {key: value for key, value in kept.items() if key not in chats}
+        if kept.get("packing") in CHAT_PACKINGS:
+            del kept["packing"]
     if names & {"chat_data", "init_from"}:  # a model has its tokenizer
         kept = {key: value for key, value in kept.items() if key not in ("tokenizer", "vocab_size")}
     if "chat_data" in names and kept.get("packing") in PACKINGS:

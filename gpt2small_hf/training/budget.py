@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 
@@ -68,6 +69,15 @@ def flops_per_token(config: GPT2SmallConfig, seq_len: int) -> int:
 def peak_flops(device_name: str) -> float | None:
     """Dense bfloat16 FLOPs a second of a device, found by its name; None for one that is not known."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name.lower() in device_name.lower()), None)
+
+
+def steps_of_epochs(n_rows: int, args: Any, n_devices: int) -> int:
+    """Optimizer steps of passes over some rows, counted as the Trainer counts: the last step of a pass may be small.
+
+    `args`: the Trainer's, with its batch size, accumulation and epochs.
+    """
+    batches = math.ceil(n_rows / (args.per_device_train_batch_size * n_devices))
+    return max(1, math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)))
 
 
 def steps_for(tokens: float, tokens_per_step: int) -> int:

@@ -65,6 +65,8 @@ def gather(args: Arguments) -> Material:
     if args.run.lora_rank is not None and importlib.util.find_spec("peft") is None:
         raise UsageError("--lora_rank needs what is not installed: pip install peft")
     base = None if args.run.init_from is None else find_base(args.run.init_from)
+    if base and args.run.overwrite and Path(base.name).resolve().is_relative_to(args.run.output_dir.resolve()):
+        raise UsageError(f"{base.name} lies in the run folder that --overwrite replaces. Choose another --output_dir.")
     config = begun_with(base, args) if base else None
     if args.chat.chat_data is not None:
         assert base is not None
@@ -288,7 +290,7 @@ def find_base(name: str) -> Base:
 
     Raises: UsageError if there is none, or it is not one of ours.
     """
-    folder = Path(name).expanduser()
+    folder = Path(name or "?").expanduser()
     if (RunFolder(folder).model / "config.json").is_file():
         folder = RunFolder(folder).model
     elif RunFolder(folder).resolved.is_file():
@@ -300,8 +302,16 @@ def find_base(name: str) -> Base:
         described = cached_file(name, "config.json")
         weights = cached_file(name, "model.safetensors")
     except (OSError, ValueError) as error:
+        if folder.exists():
+            inside = sorted(path.name for path in folder.glob("*/config.json")) if folder.is_dir() else []
+            why = "is a folder without a model (config.json, model.safetensors)" if folder.is_dir() else "is a file"
+            named = f", such as {next(folder.glob('*/config.json')).parent}" if inside else ""
+            raise UsageError(f"--init_from {name} {why}. Name a run, a model folder or a checkpoint{named}.") from None
         first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
-        raise UsageError(f"--init_from {name}: no model there ({first}). Name a run, a folder or a Hub id.") from None
+        raise UsageError(
+            f"--init_from {name}: no such folder in {Path.cwd()} (a run has to be done first: `python train.py` makes "
+            f"runs/tiny), and the Hub gave no model ({first})."
+        ) from None
     assert described is not None
     assert weights is not None
     try:

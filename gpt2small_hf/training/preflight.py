@@ -38,6 +38,7 @@ LEAKED = 1e-4
 HELDOUT_TOKENS, TRAINING_TOKENS = 100_000, 2_000_000
 """Read to see whether held-out text was trained on: about a second's work."""
 SEEN_NOTED, SEEN_REFUSED = 0.1, 0.98
+CUT_NOTED = 0.1
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def preflight(
             _passes(rows, total_steps, tokens_per_step),
             _disk(trainer, model, total_steps, folder_to_write, free_bytes),
             _repeated(rows, heldout) if isinstance(rows, ChatDataset) else _overlap(rows, heldout),
+            *([_cut(rows)] if isinstance(rows, ChatDataset) else []),
         ]
     return checks
 
@@ -448,6 +450,21 @@ def _repeated(rows: ChatDataset, heldout: TokenDataset | ChatDataset) -> Check:
         says += ": it would measure memory; hold out others (--validation_data or --validation_fraction)."
         return Check("held-out chats", "fail", says)
     return Check("held-out chats", "note" if seen > 0 else "ok", says)
+
+
+def _cut(rows: ChatDataset) -> Check:
+    counts = rows.counts
+    cut, empty = counts.shortened + counts.too_long, counts.empty_answers
+    if cut > CUT_NOTED * counts.conversations:
+        says = (
+            f"{cut:,} of {counts.conversations:,} are longer than a row, lost turns or were left out: make the "
+            "context longer (--max_position_embeddings), or see them with `preview`."
+        )
+        return Check("long chats", "note", says)
+    if empty > CUT_NOTED * counts.conversations:
+        says = f"{empty:,} of {counts.conversations:,} have an answer of no words: they teach to end at once."
+        return Check("long chats", "note", says)
+    return Check("long chats", "ok", f"{cut:,} of {counts.conversations:,} lost turns or were left out")
 
 
 def _overlap(rows: TokenDataset, heldout: TokenDataset | ChatDataset) -> Check:

@@ -169,7 +169,9 @@ def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] =
     """What two runs' settings differ in, as far as it decides what is learned: `name: then -> now`, one each."""
     lines = []
     if before["data"]["fingerprint"] != now["data"]["fingerprint"]:
-        lines.append(f"text: {before['data']['folder']} -> {now['data']['folder']}")
+        then, present = before["data"]["folder"], now["data"]["folder"]
+        same = " (its content, or how it is written down, has changed)" if then == present else ""
+        lines.append(f"{'chats' if now.get('chat') else 'text'}: {then} -> {present}{same}")
     if before.get("rows_per_step", now["rows_per_step"]) != now["rows_per_step"]:
         lines.append(f"rows a step: {before['rows_per_step']} -> {now['rows_per_step']}")
     if (before.get("base") or {}).get("sha256") != (now.get("base") or {}).get("sha256"):

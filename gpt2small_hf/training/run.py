@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import os
 import platform
 import shlex
@@ -54,7 +53,7 @@ from gpt2small_hf.runs import (
 )
 from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, trials_table
-from gpt2small_hf.training.budget import flops_per_token, peak_flops, steps_for, wanted_tokens
+from gpt2small_hf.training.budget import flops_per_token, peak_flops, steps_for, steps_of_epochs, wanted_tokens
 from gpt2small_hf.training.callbacks import (
     Charts,
     MetricsLog,
@@ -296,9 +295,9 @@ def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, 
 
     Raises: UsageError if something is wrong.
     """
-    total, tokens = args.trainer.max_steps, len(material.rows) * material.tokens_per_row
+    total = args.trainer.max_steps
     if total < 1:
-        total = max(1, math.ceil(tokens / tokens_per_step * args.trainer.num_train_epochs))
+        total = steps_of_epochs(len(material.rows), args.trainer, args.trainer.world_size)
     checks = preflight(
         trainer,
         rows=material.rows,
