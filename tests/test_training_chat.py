@@ -467,7 +467,8 @@ def test_text_in_place_of_a_recipes_chats_is_gone_on_with(place, tmp_path):
 
 
 def test_chats_that_are_too_long_are_worth_a_note_before_training(place, tmp_path, capsys):
-    run_train(chat_words(place, tmp_path / "unused", "--max_length", "48", "--overlong", "drop", "--preflight_only"))
+    shorter = ("--add_special_tokens", "--max_length", "48", "--overlong", "drop")
+    run_train(chat_words(place, tmp_path / "unused", *shorter, "--preflight_only"))
     said = capsys.readouterr().out
     assert "long chats" in said
     assert "are longer than a row, lost turns or were left out" in said
