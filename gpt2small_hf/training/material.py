@@ -341,7 +341,7 @@ def begun_with(base: Base, args: Arguments) -> GPT2SmallConfig:
             raise UsageError(f"--{name} is {wanted}, but {base.name} has {there}, which comes with it. Leave it out.")
         if name == "max_position_embeddings" and wanted < there:
             raise UsageError(
-                f"--{name} is {wanted}, but {base.name} has {there}. Rows may be shorter: --seq_len {wanted}"
+                f"--{name} is {wanted}, but {base.name} has {there}: give that. Rows may be shorter: --seq_len {wanted}"
             )
         setattr(config, name, wanted)
     try:
