@@ -1,6 +1,7 @@
 """Runs on chats that train LoRA's adapters: what changes, what stays, the adapter alone, and runs that were cut off."""
 
 import importlib.util
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,7 +152,7 @@ print(model.generate(**inputs, do_sample=False, max_new_tokens=20)[0].tolist())
 
 def test_the_checks_before_the_first_step_find_nothing(made, tmp_path, capsys):
     run_train([*made.words(tmp_path / "run"), "--preflight_only"])
-    assert "14 checks before the first step, 14 ok" in capsys.readouterr().out
+    assert re.search(r"(\d+) checks before the first step, \1 ok", capsys.readouterr().out)
     assert not (tmp_path / "run").exists()
 
 
