@@ -55,7 +55,16 @@ def start(place: Path, *words: str) -> subprocess.Popen[str]:
     """The command, in a process of its own, as from a terminal."""
     command = [sys.executable, "-m", "gpt2small_hf", "sweep", "ladder", "--seeds", "2", *words]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen(command, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell lets its background jobs ignore SIGINT, and what they start: whoever runs the tests may be one.
+    return subprocess.Popen(
+        command,
+        cwd=place,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def finished(place: Path) -> dict[str, str]:
