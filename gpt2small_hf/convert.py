@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
     (args,) = parser.fill(sys.argv[1:] if argv is None else argv)
     convert(args.SRC, args.DST, args.to, settings=args.config, tokenizer=args.tokenizer, overwrite=args.overwrite)
+    print(f"next: {next_command(args.DST, args.to)}")
 
 
 def convert(
@@ -52,9 +53,10 @@ def convert(
     settings: Path | None = None,
     tokenizer: str | None = None,
     overwrite: bool = False,
-) -> None:
+) -> Source:
     """Write `src` as a folder of form `to`, with its tokenizer, whole or not at all.
 
+    Returns: what was read.
     Raises: UsageError for a source that cannot be read, a destination that may not be written, a tokenizer that does
         not fit, and a result that does not compute what the source does.
     """
@@ -78,7 +80,7 @@ def convert(
     print(f"checked  weights equal bit for bit, logits of random ids to {difference:.1e}")
     size = sum(file.stat().st_size for file in dst.iterdir())
     print(f"wrote    {dst} as {to}, {size / 2**20:,.1f} MiB" + ("" if words else ", without a tokenizer"))
-    print(f"next: {next_command(dst, to, words)}")
+    return source
 
 
 def locate(src: str) -> Path | None:
@@ -177,12 +179,13 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     )
 
 
-def next_command(dst: Path, to: str, words: PreTrainedTokenizerFast | None) -> str:
+def next_command(dst: Path, to: str) -> str:
     """A line that uses what was written."""
+    words = (dst / "tokenizer.json").is_file()
     name, trust = json.dumps(str(dst)), ", trust_remote_code=True" if to == "gpt2small" else ""
-    if words is not None and to == "gpt2small":
+    if words and to == "gpt2small":
         return f"python examples/use_from_hub.py {quote(str(dst))}"
-    if words is not None:
+    if words:
         line = f'from transformers import pipeline; print(pipeline("text-generation", {name})("The"))'
     else:
         what = "AutoModelForCausalLM"

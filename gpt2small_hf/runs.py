@@ -24,20 +24,33 @@ from pathlib import Path
 from typing import Any
 
 
-class UsageError(Exception):
-    """Something the user can fix. Doors print it as one line (what, why, what to do) and exit with status 2."""
+class DoorError(Exception):
+    """An end that is no fault of the code. Doors print it as one line, after `word`, and exit with `status`."""
+
+    word = "error"
+    status = 1
 
 
-class RunStoppedError(Exception):
-    """Training that cannot go on: it no longer learns, or cannot be saved. Doors print one line and exit with 3."""
+class UsageError(DoorError):
+    """Something the user can fix; the line says what, why and what to do."""
+
+    status = 2
 
 
-class RunInterruptedError(Exception):
-    """Training that a signal ended, after it was saved. Doors print it as one line and exit with 128 + the signal."""
+class RunStoppedError(DoorError):
+    """Training that cannot go on: it no longer learns, or cannot be saved."""
+
+    word, status = "stopped", 3
+
+
+class RunInterruptedError(DoorError):
+    """Training that a signal ended, after it was saved."""
+
+    word = "interrupted"
 
     def __init__(self, message: str, signal: int) -> None:
         super().__init__(message)
-        self.signal = signal
+        self.status = 128 + signal
 
 
 # ---- where things lie -------------------------------------------------------------------------------------------
@@ -112,6 +125,16 @@ class RunFolder:
     def report(self) -> Path:
         """The run to look at: its results, pictures and samples."""
         return self.root / "report.md"
+
+    @property
+    def staged(self) -> Path:
+        """What is published, byte for byte. `staged.html` beside it shows the card as the Hub will."""
+        return self.root / "staged"
+
+    @property
+    def published(self) -> Path:
+        """Where the run was published: repository, commit, tag, hashes, and what was verified."""
+        return self.root / "published.json"
 
     @property
     def former(self) -> Path:
@@ -343,20 +366,14 @@ def say(line: str) -> None:
 def open_door(main: Callable[[], None]) -> int:
     """Run a command's `main` and turn what a user can fix into one line on stderr.
 
-    Returns: the exit status. 0 done, 2 bad input, 3 training stopped, 128 + n ended by signal n. Other errors keep
-        their traceback.
+    Returns: the exit status. 0 done, 2 bad input, 128 + n ended by signal n, others as the command says. Errors of the
+        code keep their traceback.
     """
     try:
         main()
-    except UsageError as error:
-        say(f"error: {error}")
-        return 2
-    except RunStoppedError as error:
-        say(f"stopped: {error}")
-        return 3
-    except RunInterruptedError as error:
-        say(f"interrupted: {error}")
-        return 128 + error.signal
+    except DoorError as error:
+        say(f"{error.word}: {error}")
+        return error.status
     except BrokenPipeError:  # whoever read along has seen enough: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13

@@ -6,14 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import chats, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
+from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
+from gpt2small_hf.evaluation.heldout import (
+    heldout_losses,
+    measures,
+    seen_in_training,
+    standard_error,
+    unigram_losses,
+)
 from gpt2small_hf.runs import read_json
 
 
@@ -37,6 +46,29 @@ def test_losses_are_those_of_each_row_alone_whatever_the_batch(splits):
         alone = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none")
         np.testing.assert_allclose(losses[i], alone.detach().double().numpy(), atol=1e-5)
     np.testing.assert_allclose(flat, heldout_losses(model, heldout, batch_size=1), atol=1e-5)
+
+
+def test_the_standard_error_is_that_of_the_mean_over_rows(splits):
+    _, heldout = splits
+    losses = np.random.default_rng(0).normal(size=(len(heldout), 31))
+    rows = losses.mean(axis=1)
+    expected = rows.std(ddof=1) / math.sqrt(len(rows))  # rows of one length: the ratio estimator is the usual one
+    assert standard_error(losses.reshape(-1), heldout) == pytest.approx(expected)
+
+
+def test_of_chats_the_standard_error_weighs_rows_by_their_supervised_tokens(chat_run):
+    """Against how much the mean really scatters when rows are drawn anew (bootstrap)."""
+    tokenizer = AutoTokenizer.from_pretrained(chat_run.model)
+    talks = [Conversation(row["messages"], f"chat {n}") for n, row in enumerate(chats())]
+    heldout = ChatDataset(talks, tokenizer, seq_len=128, packing="padding")
+    sizes = np.array([(row["labels"][1:] != -100).sum() for row in (heldout[i] for i in range(len(heldout)))])
+    assert len(set(sizes)) > 1
+    generator = np.random.default_rng(0)
+    parts = [generator.normal(loc=generator.normal(), size=size) for size in sizes]
+    sums = np.array([part.sum() for part in parts])
+    drawn = generator.integers(len(sizes), size=(4000, len(sizes)))
+    scatter = (sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)).std()
+    assert standard_error(np.concatenate(parts), heldout) == pytest.approx(scatter, rel=0.1)
 
 
 def test_the_unigram_loss_is_that_of_the_training_frequencies(splits):

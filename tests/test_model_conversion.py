@@ -642,7 +642,7 @@ def test_settings_that_lie_elsewhere_are_named_and_the_next_command_runs(tmp_pat
     expected = write_reference(tmp_path / "run")
     weights, settings = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "model.json"
     settings.rename(tmp_path / "run.json")
-    convert(str(weights), tmp_path / "it's new", "gpt2small", settings=tmp_path / "run.json")
+    main([str(weights), str(tmp_path / "it's new"), "--to", "gpt2small", "--config", str(tmp_path / "run.json")])
     assert_equal_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "it's new"), expected)
     printed = capsys.readouterr().out
     assert "without a tokenizer" in printed

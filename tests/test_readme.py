@@ -12,6 +12,7 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.training.arguments import parse_arguments
+from upload.push import arguments as push_arguments
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # A mark is a comment on the line above the block: what it is for, then how it is kept true.
@@ -38,7 +39,7 @@ def test_a_block_runs(mark, language, code, tiny_run, tmp_path):
     """In a folder that has the checkout's files and a finished run called `tiny`."""
     if mark == WITH_COMPAT:
         pytest.importorskip("peft")
-    for name in ("train.py", "examples", "README.md", "CONTRIBUTING.md"):
+    for name in ("train.py", "upload", "examples", "README.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "runs").mkdir()
     shutil.copytree(tiny_run.root, tmp_path / "runs" / "tiny")  # a block may write into it
@@ -67,6 +68,8 @@ def test_a_block_that_needs_more_than_a_cpu_parses(language, code):
         if words[:2] == ["python", "train.py"]:
             words.append("--bf16=false")  # refused where there is no GPU
             parse_arguments(words[2:], default_recipe=REPOSITORY / "examples" / "tiny.yaml")
+        elif words[:2] == ["python", "upload/push.py"]:
+            push_arguments(words[2:])
         elif words[:4] == ["python", "-m", "gpt2small_hf", "prepare"]:
             assert all(flag.startswith("--") for flag in words[4::2]), line
 

@@ -101,6 +101,25 @@ def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
     }
 
 
+def standard_error(losses: np.ndarray, rows: TokenDataset | ChatDataset) -> float | None:
+    """How far the mean of `heldout_losses` may lie from that over more such rows: one standard error, in nats.
+
+    Tokens of a row are alike, so rows are what is counted: the ratio estimator sqrt(n/(n-1) Σ(s - L m)²) / Σm over n
+    rows of m tokens whose losses sum to s, L their mean (Cochran, Sampling Techniques, 1977, 2.11). Neighbouring rows
+    of one document are alike too, which it does not know. None of a single row.
+    """
+    if isinstance(rows, ChatDataset):
+        sizes = np.array([int((np.asarray(rows[i]["labels"])[1:] != IGNORED).sum()) for i in range(len(rows))])
+    else:
+        sizes = np.full(len(rows), rows.seq_len - 1)
+    n = len(sizes)
+    if n < 2:
+        return None
+    sums = np.array([part.sum() for part in np.split(losses, np.cumsum(sizes)[:-1])])
+    off = sums - losses.mean() * sizes
+    return float(math.sqrt(n / (n - 1) * (off**2).sum()) / sizes.sum())
+
+
 def _predicted(rows: TokenDataset, stream: np.ndarray) -> np.ndarray:
     return stream.reshape(len(rows), rows.seq_len)[:, 1:]
 

@@ -268,7 +268,10 @@ class TrainerArguments(TrainingArguments):
 
     def __post_init__(self) -> None:
         if self.hub_token or self.push_to_hub:
-            raise UsageError("A run is not pushed, and a token is never a flag: publish the finished model folder.")
+            raise UsageError(
+                "a run is not pushed while it trains, and a token is never a flag. Publish it when it is finished, "
+                "checked and whole: python upload/push.py RUN USER/REPO"
+            )
         if isinstance(self.lr_scheduler_kwargs, str):
             try:
                 self.lr_scheduler_kwargs = json.loads(self.lr_scheduler_kwargs)

@@ -92,7 +92,8 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
     heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
     tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     meta = read_meta(data_dir)
-    data = {"folder": str(data_dir), "fingerprint": meta["fingerprint"]}
+    kept = ("fingerprint", "sources", "splits", "tokenizer")  # a run can be told apart from its data folder
+    data = {"folder": str(data_dir), **{name: meta[name] for name in kept}}
     inputs = [DataFolder(data_dir).meta]
     if base is None or config is None:
         vocabulary = meta["tokenizer"]

@@ -177,19 +177,29 @@ def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] =
     if (before.get("base") or {}).get("sha256") != (now.get("base") or {}).get("sha256"):
         names = [(settings.get("base") or {"init_from": None})["init_from"] for settings in (before, now)]
         lines.append(f"init_from: {names[0]} -> {names[1]}, which has other weights")
+    return lines + [f"{name}: {then} -> {present}" for name, then, present in changed(before, now, allowed)]
+
+
+def changed(
+    before: dict[str, Any],
+    now: dict[str, Any],
+    allowed: set[str] = frozenset(),  # pyright: ignore[reportArgumentType]
+) -> list[tuple[str, Any, Any]]:
+    """The settings that decide what is learned and that two runs have otherwise: name, value then, value now."""
+    found = []
     for part in ("model", "run", "chat", "trainer"):
         then, present = before.get(part) or {}, now.get(part) or {}
         # A setting that one version of this code does not know is no difference; of a model only what is not default
         # was written down.
         names = then | present if part == "model" else [name for name in present if name in then]
-        lines += [
-            f"{name}: {then.get(name)} -> {present.get(name)}"
+        found += [
+            (name, then.get(name), present.get(name))
             for name in names
             if name not in MAY_CHANGE | allowed
             and not name.startswith(MAY_CHANGE_ALL)
             and then.get(name) != present.get(name)
         ]
-    return lines
+    return found
 
 
 # ---- branches ----------------------------------------------------------------------------------------------------

@@ -32,7 +32,13 @@ from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.show import as_text
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, questions
 from gpt2small_hf.evaluation.completions import complete
-from gpt2small_hf.evaluation.heldout import heldout_losses, measures, seen_in_training, unigram_losses
+from gpt2small_hf.evaluation.heldout import (
+    heldout_losses,
+    measures,
+    seen_in_training,
+    standard_error,
+    unigram_losses,
+)
 from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
@@ -351,7 +357,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
         "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
         "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
-        "after": measures(after, scale),
+        "after": {**measures(after, scale), "standard_error": standard_error(after, heldout)},
     }
     if isinstance(rows, ChatDataset):
         assert isinstance(heldout, ChatDataset)
@@ -367,7 +373,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         measured["new_text"] = {"share": new.mean(), **measures(after[new], scale)} if new.any() else None
     completions = complete(model, tokenizer, args.run.prompts, chat=isinstance(rows, ChatDataset))
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
-    write_json(run.heldout, {**measured, "made_by": made_by([weights, *material.inputs])})
+    write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
     draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)

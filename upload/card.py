@@ -1,0 +1,220 @@
+"""The facts of a model → README.md, its model card: the words are in `model_card.j2`, the facts from `facts.py`.
+
+Also what keeps a card honest: the gate that refuses an unfinished one, and the mark by which an edited one is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+from urllib.parse import quote
+
+import jinja2
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+
+from gpt2small_hf.report.page import fenced
+from gpt2small_hf.report.tables import escaped
+from gpt2small_hf.runs import UsageError
+from upload.facts import Publication, facts, plural
+from upload.source import Source
+from upload.stage import is_loaded
+
+TEMPLATE = Path(__file__).resolve().parents[1] / "model_card.j2"
+
+
+def render(source: Source, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:
+    """The card of a staged folder, with its metadata, and a mark at its end by which `is_untouched` knows it again.
+
+    Raises: UsageError if the template asks for what is not known, or is no template.
+    """
+    known = facts(source, folder, publication)
+    environment = Environment(
+        loader=FileSystemLoader(template.parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= FILTERS
+    try:
+        text = environment.get_template(template.name).render(known)
+    except jinja2.UndefinedError as error:
+        raise UsageError(f"{template} asks for what is not known: {error.message}. Mend the template.") from None
+    except jinja2.TemplateError as error:
+        line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise UsageError(f"{template}{line} cannot be rendered: {error.message}.") from None
+    text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    return marked(f"---\n{header(known)}\n---\n\n{text}")
+
+
+FILTERS = {
+    "plural": lambda count, word: plural(count, word),
+    "n": lambda value: f"{value:,}",
+    "loss": lambda value: f"{value:.3f}",
+    "percent": lambda value: f"{100 * value:.3g}%",
+    "sci": lambda value: f"{value:.1e}",
+    "g": lambda value: f"{value:g}",
+    "md": lambda value: escaped(str(value)),
+    "fenced": fenced,
+    "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in text.splitlines()),
+    "short": lambda value: str(value)[:12],
+    "url": lambda value: quote(value, safe="/"),
+}
+
+
+# ---- metadata ------------------------------------------------------------------------------------------------------
+
+
+def header(known: dict[str, Any]) -> str:
+    """The metadata that the Hub reads, as YAML."""
+    data, heldout = known["data"], known["heldout"]
+    results = []
+    if heldout is not None and data is not None:
+        of = data["datasets"][0] if data["datasets"] else data["sources"][0]["name"]
+        results = [
+            EvalResult(
+                task_type="text-generation",
+                task_name="Text generation",
+                dataset_type=of if data["datasets"] else re.sub(r"[^\w.-]+", "-", str(of)),
+                dataset_name=f"held-out part of {of}",
+                metric_type=kind,
+                metric_name=name,
+                metric_value=round(heldout["after"][key], 6),
+            )
+            for kind, name, key in (
+                ("loss", "loss, nats per token", "loss"),
+                ("perplexity", "perplexity", "perplexity"),
+                ("bits_per_byte", "bits per byte", "bits_per_byte"),
+            )
+            if heldout["after"][key] is not None
+        ]
+    of_hub = set(data["datasets"]) if data else set()
+    if known["converted"] and known["converted"]["dataset"]:
+        of_hub.add(known["converted"]["dataset"])
+    base = known["base"]
+    card = ModelCardData(
+        language=known["languages"] or None,
+        license=known["license"],
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["gpt2small_hf", "gpt2", *(["conversational"] if known["chat"] else [])],
+        datasets=sorted(of_hub) or None,
+        base_model=base["repo"] if base and base["repo"] else None,
+        base_model_relation="finetune" if base and base["repo"] else None,
+        model_name=known["name"] if results else None,
+        eval_results=results or None,
+    )
+    return card.to_yaml().strip()
+
+
+# ---- the gate ------------------------------------------------------------------------------------------------------
+
+UNFINISHED = {
+    "TODO": r"\bTODO\b|\bFIXME\b",
+    "More Information Needed": r"[Mm]ore [Ii]nformation [Nn]eeded",
+    "an empty link": r"\[[^\]]*\]\(\s*\)|\[\s*\]\([^)]*\)(?<!!\[\]\()",
+    "None": r"\bNone\b",
+    "nan": r"\b(?:nan|NaN)\b",
+    "an unrendered placeholder": r"\{\{|\{%",
+}
+
+
+def gate(card: str, files: set[str]) -> None:
+    """See that a card is finished: in its words and metadata, not in what a model wrote, which stands in code blocks.
+
+    `files` are those beside it.
+
+    Raises: UsageError that names the line.
+    """
+    prose = blanked(card)
+    for number, line in enumerate(prose.splitlines(), start=1):
+        for what, pattern in UNFINISHED.items():
+            if re.search(pattern, line):
+                raise UsageError(f"the card has {what} in line {number}: {line.strip()[:80]!r}. Mend model_card.j2.")
+        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+            if not re.match(r"[a-z]+:|#", target) and target not in files:
+                raise UsageError(
+                    f"the card names {target} in line {number}, which is not published. Mend model_card.j2."
+                )
+    parts = card.split("---\n", 2)
+    try:
+        metadata = yaml.safe_load(parts[1]) if len(parts) == 3 else None
+    except yaml.YAMLError as error:
+        raise UsageError(f"the card's metadata is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(metadata, dict):
+        raise UsageError("the card has no metadata between two lines of ---. Mend model_card.j2.")
+
+
+def blanked(card: str) -> str:
+    """A card without what stands in code blocks and code spans, line for line."""
+    lines, fence = [], None
+    for line in card.splitlines():
+        ticks = re.match(r"`{3,}", line)
+        if fence is None and ticks:
+            fence = ticks[0]
+            lines.append("")
+        elif fence is not None:
+            if line.strip() == fence:
+                fence = None
+            lines.append("")
+        else:
+            lines.append(re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "code", line))
+    return "\n".join(lines)
+
+
+_MARK = re.compile(r"\n<!-- made by gpt2small_hf, ([0-9a-f]{16}) -->\n?\Z")
+
+
+def marked(card: str) -> str:
+    """A card with a hash of itself at its end, in a comment that nobody sees."""
+    return f"{card}\n<!-- made by gpt2small_hf, {_hash(card)} -->\n"
+
+
+def is_untouched(card: str) -> bool:
+    """Whether a card is one of ours and nobody has edited it since: on whatever machine it was made."""
+    card = card.replace("\r\n", "\n")
+    found = _MARK.search(card)
+    return found is not None and found[1] == _hash(card[: found.start()])
+
+
+def _hash(card: str) -> str:
+    return hashlib.sha256(card.encode()).hexdigest()[:16]
+
+
+# ---- for a browser --------------------------------------------------------------------------------------------------
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 16px/1.6 system-ui, sans-serif; color: #1f2937; max-width: 800px; margin: 2rem auto; padding: 0 1rem }}
+h1, h2, h3 {{ line-height: 1.25; margin: 1.8em 0 .6em }} h1 {{ margin-top: 0 }}
+h2 {{ border-bottom: 1px solid #e5e7eb; padding-bottom: .3em }}
+pre {{ background: #f6f8fa; padding: 12px 14px; border-radius: 8px; overflow-x: auto; line-height: 1.45 }}
+code {{ font: 13.5px/1.45 ui-monospace, Menlo, Consolas, monospace }}
+p code, td code, li code {{ background: #f1f3f5; padding: 1px 4px; border-radius: 4px }}
+table {{ border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto }}
+th, td {{ border: 1px solid #e5e7eb; padding: 5px 12px; vertical-align: top }}
+thead th:empty {{ padding: 0; border: 0 }}
+img {{ max-width: 100% }} a {{ color: #2563eb }} details {{ color: #6b7280; margin-bottom: 2em }}
+</style><details><summary>metadata</summary><pre>{metadata}</pre></details>{body}</html>
+"""
+
+
+def page(card: str, folder: str) -> str:
+    """The card as a page, much as the Hub shows it; its pictures are looked for in `folder`."""
+    _, metadata, text = card.split("---\n", 2)
+    text = re.sub(r"\]\((charts/[^)]+)\)", rf"]({quote(folder)}/\1)", text)
+    title = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    shown = metadata.replace("&", "&amp;").replace("<", "&lt;")
+    return _PAGE.format(title=title, metadata=shown, body=parser.render(text))
+
+
+def fingerprint(files: dict[str, dict[str, Any]]) -> str:
+    """Eight hexadecimal digits of all that a stranger loads: the same for the same model, whatever its card says."""
+    loaded = {name: file["sha256"] for name, file in sorted(files.items()) if is_loaded(name)}
+    return hashlib.sha256(repr(loaded).encode()).hexdigest()[:8]

@@ -1,0 +1,455 @@
+"""A staged model and its run's files → the facts of its card. `card.py` puts them into words.
+
+Nothing is invented: what no file tells is None or empty.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from gpt2small_hf.report.page import Ladder, Run, ladders
+from gpt2small_hf.report.sweep import SweepFolder
+from gpt2small_hf.report.tables import markdown_table, one_line
+from gpt2small_hf.runs import RunFolder, read_json, sha256
+from gpt2small_hf.training.budget import flops_per_token, sizes
+from gpt2small_hf.training.resume import changed
+from upload.source import Source
+from upload.stage import CHARTS, check_sizes, scrubbed, weight_files
+
+MINIMUM_TRANSFORMERS = "5.4.0"
+"""The oldest that tests/compat/versions.py runs a published folder under."""
+MOST_SAMPLES = 3
+MOST_LETTERS = 66
+"""Of a text in the ladder."""
+MOST_FILES = 8
+"""Of the training text, that are named one by one."""
+UNSAID = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
+"""Settings whose difference from a baseline is no change to the recipe."""
+
+
+@dataclass(frozen=True)
+class Publication:
+    """How a model is published, as far as its card tells."""
+
+    repo_id: str
+    pin: str | None = None
+    """The tag or branch that the card's code names."""
+    native: bool = False
+    """A GPT-2 of transformers' own, which needs no remote code."""
+    twin: str | None = None
+    """The repository of the same weights in the other form."""
+    license: str | None = None
+    languages: list[str] = field(default_factory=list)
+    baseline: Run | None = None
+    branches: list[dict[str, Any]] = field(default_factory=list)
+    """Of the checkpoints beside it: `revision`, `step`, `tokens`, `loss`."""
+
+
+def facts(source: Source, folder: Path, publication: Publication) -> dict[str, Any]:
+    """Everything that the template may speak of. What is not known is None or empty."""
+    settings = read_json(folder / "config.json")
+    config = check_sizes(source.model)
+    counted = sizes(config)
+    run = source.run
+    chat = (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
+    generation = read_json(folder / "generation_config.json")
+    context = config.max_position_embeddings
+    prompts = run.resolved["run"]["prompts"] if run else ["Every effort moves you"]
+    base = _base(run)
+    return {
+        "name": publication.repo_id.split("/")[-1],
+        "repo_id": publication.repo_id,
+        "pin": publication.pin,
+        "native": publication.native,
+        "twin": publication.twin,
+        "license": publication.license,
+        "languages": publication.languages,
+        "config": {**config.to_dict(), "model_type": settings["model_type"]},
+        "sizes": {"total": counted.total, "non_embedding": counted.non_embedding, "about": about(counted.total)},
+        "dtype": _dtype(folder),
+        "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],
+        "code": sorted(path.name for path in folder.glob("*.py")),
+        "minimum_transformers": MINIMUM_TRANSFORMERS,
+        "chat": chat,
+        "prompt": prompts[0],
+        "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
+        "base": base,
+        "converted": _converted(source),
+        "checkpoint": source.is_checkpoint,
+        "step": source.step,
+        "run": trained(source) if run else None,
+        "heldout": run.heldout if run and not source.is_checkpoint else None,
+        "rows": _measured(run) if run and not source.is_checkpoint else None,
+        "loss_then": loss_then(source),
+        "difference": _difference(run, publication.baseline) if run and publication.baseline else None,
+        "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
+        "samples": _samples(source),
+        "ladder": _ladder(source),
+        "data": _data(run),
+        "training": _training(run) if run else None,
+        "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
+        "provenance": _provenance(source),
+        "branches": publication.branches,
+        "namespace": publication.repo_id.split("/")[0],
+    }
+
+
+def _row_length(run: Run) -> int:
+    return run.resolved["run"].get("seq_len") or run.resolved["model"]["max_position_embeddings"]
+
+
+def _dtype(folder: Path) -> str:
+    """Of the weights; several are joined by commas."""
+    found: set[str] = set()
+    for path in weight_files(folder):
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as tensors:
+                found |= {str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+    words = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F64": "float64"}
+    return ", ".join(sorted(words.get(name, name) for name in found))
+
+
+def _base(run: Run | None) -> dict[str, Any] | None:
+    """The model that a run began with: `name`, and `repo` where it is on the Hub."""
+    if run is None or not run.resolved.get("base"):
+        return None
+    name, digest = run.resolved["base"]["init_from"], run.resolved["base"]["sha256"]
+    path = Path(name)
+    for folder in (path, path.parent):
+        published = RunFolder(folder).published
+        if published.is_file():
+            told = read_json(published)
+            same = any(file["sha256"] == digest for file in told.get("files", {}).values())
+            if same:  # what is on the Hub is what the run began with
+                return {"name": told["repo_id"], "repo": told["repo_id"]}
+    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.exists()
+    shown = path.parent.name if path.name == "model" else path.name
+    return {"name": name if is_id else shown, "repo": name if is_id else None}
+
+
+def _converted(source: Source) -> dict[str, Any] | None:
+    """Of other people's weights: what they were, and what their settings tell of the training."""
+    if source.converted is None:
+        return None
+    told = source.converted["settings"]
+    rows = {
+        "data set": told.get("dataset"),
+        "tokens, at least": _n(told.get("min_train_tokens")),
+        "micro-batch, rows": _n(told.get("microbatch_size")),
+        "gradient accumulation": _n(told.get("gradient_accumulation_steps")),
+        "learning rate": told.get("learning_rate"),
+        "schedule": "warm-up, then cosine" if told.get("schedule_learning_rate") else None,
+        "warm-up": f"{told['warmup_period_percent']:g}% of the steps" if "warmup_period_percent" in told else None,
+        "weight decay": told.get("weight_decay"),
+        "gradients clipped at": told.get("clipping_max_norm"),
+        "seed": told.get("random_seed"),
+    }
+    return {
+        "what": source.converted["what"],
+        "table": _table(rows),
+        "dataset": told.get("dataset") if _is_hub_id(told.get("dataset")) else None,
+    }
+
+
+def _n(value: Any) -> str | None:
+    return None if value is None else f"{value:,}"
+
+
+def _table(rows: dict[str, Any], header: tuple[str, str] = ("", "")) -> str | None:
+    """Names and values as Markdown, those that are not known left out; None if none is."""
+    cells = [[name, str(value)] for name, value in rows.items() if value is not None]
+    return markdown_table(header, cells, text=(0, 1)) if cells else None
+
+
+def _is_hub_id(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+
+
+def _rows_until(source: Source) -> list[dict[str, Any]]:
+    """What was logged up to the weights' step."""
+    assert source.run is not None
+    last = source.run.step if source.step is None or not source.is_checkpoint else source.step
+    return [row for row in source.run.metrics if row["step"] <= last]
+
+
+def trained(source: Source) -> dict[str, Any]:
+    """How much was trained."""
+    run = source.run
+    assert run is not None
+    rows = _rows_until(source)
+    tokens = next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
+    return {
+        "name": run.name,
+        "steps": max((row["step"] for row in rows), default=0),
+        "tokens": tokens,
+        "about": None if tokens is None else about(tokens),
+        "epochs": next((row["epoch"] for row in reversed(rows) if "epoch" in row), None),
+        "chats": run.resolved["data"]["train"]["conversations"] if run.chats else None,
+        "train_loss": next((row["loss"] for row in reversed(rows) if "loss" in row), None),
+        "date": run.resolved["made_by"]["date"][:10],
+    }
+
+
+def _measured(run: Run) -> dict[str, Any] | None:
+    """On what the held-out results were measured."""
+    if run.heldout is None:
+        return None
+    return {"conversations": None, "loss_on": None, "standard_error": run.heldout["after"].get("standard_error")} | (
+        run.heldout["rows"]
+    )
+
+
+def loss_then(source: Source) -> dict[str, Any] | None:
+    """Of a checkpoint: the last held-out loss up to its step."""
+    if not source.is_checkpoint:
+        return None
+    held = [row for row in _rows_until(source) if row.get("eval_loss") is not None and row["step"] > 0]
+    return {"loss": held[-1]["eval_loss"], "step": held[-1]["step"]} if held else None
+
+
+def _samples(source: Source) -> dict[str, Any] | None:
+    """What it writes after fixed prompts: `completions`, and `settings` of the sampled ones."""
+    if source.run is None:
+        return None
+    file = source.place.completions
+    if source.is_checkpoint:
+        found = [sample for sample in source.run.samples if sample["step"] == source.step]
+    else:
+        found = read_json(file)["completions"] if file.is_file() else []
+    if not found:
+        return None
+    return {
+        "completions": [
+            {"prompt": one_line(sample["prompt"]), "greedy": sample["greedy"], "sampled": sample["sampled"]}
+            for sample in found[:MOST_SAMPLES]
+        ],
+        "settings": found[0]["settings"],
+    }
+
+
+def _ladder(source: Source) -> str | None:
+    """How the text after the first prompt became coherent, up to these weights."""
+    if source.run is None or len({sample["step"] for sample in source.run.samples}) < 2:
+        return None
+    first = ladders(source.run)[0]
+    until = source.run.step if source.step is None else source.step
+    kept = [row for row in first.rows if int(row[0].replace(",", "")) <= until]
+    if len(kept) < 2:
+        return None
+    # Narrower than a report: what is wider than the Hub's column would have to be scrolled.
+    return Ladder(first.prompt, [[*row[:-1], one_line(row[-1], MOST_LETTERS)] for row in kept]).table()
+
+
+def _data(run: Run | None) -> dict[str, Any] | None:
+    """What it was trained on, as far as the run knows."""
+    if run is None or "sources" not in run.resolved["data"]:
+        return None
+    told = run.resolved["data"]
+    origins = told["sources"]["train"]
+    tokenizer = told.get("tokenizer")
+    chats = told["train"] if run.chats else None
+    return {
+        "sources": [_origin(origin) for origin in origins[:MOST_FILES]],
+        "more": max(0, len(origins) - MOST_FILES),
+        "datasets": sorted({_dataset(origin) for origin in origins if _is_hub_id(_dataset(origin))}),
+        "train_tokens": (chats or told["splits"]["train"])["tokens"],
+        "documents": None if chats else told["splits"]["train"]["documents"],
+        "conversations": chats["conversations"] if chats else None,
+        "supervised_share": chats["supervised_share"] if chats else None,
+        "loss_on": run.chats["loss_on"] if run.chats else None,
+        "heldout_documents": told["splits"].get("validation", {}).get("documents") if not chats else None,
+        "tokenizer": scrubbed(tokenizer["name"]) if tokenizer else None,
+        "trained_tokenizer": bool(tokenizer) and tokenizer["name"] == "trained here",
+        "packing": run.resolved["run"]["packing"],
+        "new_tokens": told.get("new_tokens") or [],
+        "fingerprint": told["fingerprint"],
+        "seq_len": _row_length(run),
+    }
+
+
+def _dataset(origin: dict[str, Any]) -> str:
+    """The Hub id of a source of training data, or its name."""
+    return str(origin.get("dataset") or origin.get("name", "").split(":")[0].split("[")[0])
+
+
+def _origin(origin: dict[str, Any]) -> dict[str, Any]:
+    """One source of training data."""
+    name = _dataset(origin) if origin.get("dataset") else origin.get("file") or origin["name"]
+    of_hub = _is_hub_id(_dataset(origin)) and origin.get("revision")
+    return {
+        "name": scrubbed(name),
+        "hub": _dataset(origin) if of_hub else None,
+        "config": origin.get("config"),
+        "split": origin.get("split"),
+        "revision": origin.get("revision"),
+        "bytes": origin.get("bytes"),
+        "sha256": origin.get("sha256"),
+        "conversations": origin.get("conversations"),
+    }
+
+
+SCHEDULES = {"cosine_with_min_lr": "cosine to a least rate"}
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """The hyper-parameters, as a table."""
+    t, r, model = run.resolved["trainer"], run.resolved["run"], run.resolved["model"]
+    rows = run.resolved.get("rows_per_step")
+    per_row = _row_length(run)
+    about_tokens = ""
+    if run.chats:
+        counts = run.resolved["data"]["train"]
+        per_row, about_tokens = counts["tokens"] / counts["rows"], "about "
+    schedule = SCHEDULES.get(t["lr_scheduler_type"], t["lr_scheduler_type"].replace("_", " "))
+    options = ", ".join(f"{name} {value}" for name, value in (t["lr_scheduler_kwargs"] or {}).items())
+    warmup = t["warmup_steps"]
+    devices = plural(run.resolved["device"]["count"], "device")
+    precision = [name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"])) if on]
+    precision += ["TF32"] if t["tf32"] else []
+    dropout = {name: model.get(name, 0.0) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+    decayed = "matrices alone" if r["decay"] == "matrices" else "all parameters"
+    return {
+        "table": _table(
+            {
+                "rows a step": None
+                if rows is None
+                else f"{rows:,} ({t['per_device_train_batch_size']:,} a device x "
+                f"{t['gradient_accumulation_steps']:,} accumulated x {devices})",
+                "tokens a step": None if rows is None else f"{about_tokens}{round(rows * per_row):,}",
+                "steps": f"{run.step:,}",
+                "learning rate": f"{t['learning_rate']:.1e}, {schedule}" + (f" ({options})" if options else ""),
+                "warm-up": f"{100 * warmup:g}% of the steps" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
+                "optimizer": f"{t['optim']}, betas {t['adam_beta1']:g} and {t['adam_beta2']:g}, "
+                f"epsilon {t['adam_epsilon']:g}",
+                "weight decay": f"{t['weight_decay']:g} ({decayed})",
+                "gradients clipped at norm": f"{t['max_grad_norm']:g}" if t["max_grad_norm"] else "not clipped",
+                "dropout": ", ".join(f"{name} {value:g}" for name, value in dropout.items()),
+                "LoRA rank": r.get("lora_rank"),
+                "precision": ", ".join(precision) or "float32",
+                "torch.compile": "yes" if t["torch_compile"] else "no",
+                "seeds": f"{t['seed']} (initial weights {t['seed'] if r['init_seed'] is None else r['init_seed']})",
+            },
+            ("setting", "value"),
+        )
+    }
+
+
+def training_seconds(rows: list[dict[str, Any]]) -> float | None:
+    """Time spent in training steps, of all sittings of a run: tokens of each logged interval by its tokens a second."""
+    total, before = 0.0, 0
+    for row in rows:
+        if row.get("tokens_per_second") and "num_input_tokens_seen" in row:
+            total += (row["num_input_tokens_seen"] - before) / row["tokens_per_second"]
+            before = row["num_input_tokens_seen"]
+    return total or None
+
+
+def _compute(source: Source, flops: int) -> str | None:
+    """Hardware and time, as a table."""
+    if source.run is None:
+        return None
+    run, rows = source.run, _rows_until(source)
+    device, seconds = run.resolved["device"], training_seconds(rows)
+    gpu = device["type"] != "cpu"
+    n, tokens, memory = (
+        device["count"],
+        trained(source)["tokens"],
+        [row["memory_gib"] for row in rows if "memory_gib" in row],
+    )
+    hardware = f"{n} x {device['name']}"
+    if not gpu:
+        hardware = f"CPU ({device['name']}), {plural(device['threads'], 'thread')}{f', {n} processes' if n > 1 else ''}"
+    speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
+    return _table(
+        {
+            "hardware": hardware,
+            "time in training steps": _duration(seconds),
+            "device hours": f"{n * seconds / 3600:.1f}" if gpu and seconds else None,
+            "tokens/s (median)": None if speed is None else f"{speed:,.0f}",
+            "MFU (median)": None if mfu is None else f"{mfu:.1%}",
+            "peak memory": f"{max(memory):.1f} GiB" if memory else None,
+            "FLOPs (6 a multiplied parameter and token, and attention's)": None
+            if tokens is None
+            else f"{flops * tokens:.2e}",
+        }
+    )
+
+
+def _duration(seconds: float | None) -> str | None:
+    if seconds is None:
+        return None
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
+
+
+def _provenance(source: Source) -> str | None:
+    """Where it comes from, as a table."""
+    if source.run is None:
+        return None
+    told = source.run.resolved["made_by"]
+    commit, dirty, _ = (told["commit"] or "").partition("-dirty")
+    code = f"gpt2small_hf, commit {commit[:12]}{', with changes that are not in it' * bool(dirty)}"
+    return _table(
+        {
+            "command": scrubbed(told["command"]),
+            "code": code if commit else None,
+            "begun": told["date"],
+            "versions": ", ".join(f"{name} {version}" for name, version in told["versions"].items()),
+            "weights": f"of step {source.step:,}",
+        }
+    )
+
+
+def _difference(run: Run, baseline: Run) -> dict[str, Any]:
+    """What differs from a baseline run, in settings and in loss."""
+    changes = [
+        [name, str(then), str(now)]
+        for name, then, now in changed(scrubbed(baseline.resolved), scrubbed(run.resolved))
+        if name not in UNSAID
+    ]
+    loss = base_loss = noise = None
+    if run.heldout and baseline.heldout and run.measured_on == baseline.measured_on:
+        loss, base_loss = run.heldout["after"]["loss"], baseline.heldout["after"]["loss"]
+        noise = seed_spread(baseline)
+    return {
+        "baseline": baseline.name,
+        "table": markdown_table(["setting", "baseline", "this model"], changes, text=(0, 1, 2)) if changes else None,
+        "loss": loss,
+        "base_loss": base_loss,
+        "delta": None if loss is None or base_loss is None else f"{loss - base_loss:+.4f}",
+        "noise": noise,
+    }
+
+
+def seed_spread(baseline: Run) -> dict[str, Any] | None:
+    """Of a baseline that lies in a sweep: by how much its loss changes with other seeds, as the sweep measured."""
+    folder = SweepFolder(baseline.folder.root.resolve().parent)
+    if not folder.results.is_file():
+        return None
+    results = read_json(folder.results)
+    spread = {name: sd for name, sd in results["noise"]["baseline"].items() if sd is not None}
+    runs = next((row["runs"] for row in results["recipes"] if row["recipe"] == "baseline"), [])
+    words = {"both": "both seeds", "init_seed": "other initial weights", "seed": "another training seed"}
+    sds = [f"{spread[kind]:.4f} ({word})" for kind, word in words.items() if kind in spread]
+    return {"runs": len(runs), "sds": sds} if sds else None
+
+
+# ---- words for numbers ----------------------------------------------------------------------------------------------
+
+
+def plural(count: int, word: str) -> str:
+    """A count and its noun: `1 device`, `8 devices`."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
+
+def about(count: float) -> str:
+    """A count as people say it: 281,344 → `0.28 million`, 163,009,536 → `163 million`."""
+    for size, word in ((1e9, "billion"), (1e6, "million")):
+        if count >= size / 10:
+            return f"{count / size:.{3 if count >= size else 2}g} {word}"
+    return f"{count:,.0f}"

@@ -1,0 +1,478 @@
+"""A staged folder → one commit on the Hub, or nothing. Also what must be known of the repository before.
+
+What a client of the Hub does not do by itself: a commit is retried when the Hub stumbles, and found again when it
+landed but the answer was lost; it is refused when somebody else has committed meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+
+from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
+from upload.card import is_untouched
+from upload.stage import LICENSE, Files, is_loaded, is_ours
+
+MAIN = "main"
+WAITS = (1, 2, 4, 8)
+"""Seconds before a commit is tried again. Uploads the client retries by itself."""
+TRANSIENT = {408, 429, 500, 502, 503, 504}
+OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
+"""Model types of repositories that a push may go on with."""
+MOST_WAIT = 60
+"""Seconds, whatever Retry-After says."""
+
+
+class AuthError(DoorError):
+    """The Hub does not know the token, or does not let it do this."""
+
+    status = 3
+
+
+class UploadError(DoorError):
+    """The push did not come to its end. The repository is as it was; the same command goes on."""
+
+    status = 4
+
+
+class VerifyError(DoorError):
+    """What is on the Hub is not what was staged, or a stranger cannot use it. Nothing was tagged or made public."""
+
+    status = 5
+
+
+@dataclass
+class Remote:
+    """A repository as it was found."""
+
+    repo_id: str
+    revision: str
+    exists: bool
+    private: bool | None = None
+    head: str | None = None
+    """Commit of the branch to push to; of main, where that branch is still to be made."""
+    branch_exists: bool = False
+    files: dict[str, RepoFile] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def url(self) -> str:
+        """For people."""
+        return f"{constants.ENDPOINT}/{self.repo_id}"
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise: UsageError unless it is `user/name` as the Hub allows it."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UsageError(f"{repo_id} is no name for a repository: {' '.join(str(error).split())}") from None
+    if "/" not in repo_id:
+        raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
+
+
+class Hub:
+    """One account on the Hub, and what a push does there."""
+
+    def __init__(self) -> None:
+        """Find the token and ask the Hub whose it is.
+
+        Raises: UsageError where the Hub is switched off, AuthError without a token that the Hub knows, UploadError if
+            the Hub cannot be reached.
+        """
+        if constants.HF_HUB_OFFLINE:
+            raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
+        if not sys.stderr.isatty():
+            disable_progress_bars()
+        token = get_token()
+        if token is None:
+            raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
+        self.token: str = token
+        self.api = HfApi(token=token, library_name="gpt2small_hf")
+        with answers("asking whose the token is"):
+            try:
+                account = self.api.whoami()
+            except HfHubHTTPError as error:
+                if _status(error) == 401:
+                    raise AuthError(
+                        f"{constants.ENDPOINT} does not know the token in use. Make one with write access at "
+                        f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
+                    ) from None
+                raise
+        self.user: str = account["name"]
+        self.organisations = [found["name"] for found in account.get("orgs", [])]
+        self.role = account.get("auth", {}).get("accessToken", {}).get("role")
+
+    # ---- before the push -------------------------------------------------------------------------------------------
+
+    def look(self, repo_id: str, revision: str = MAIN) -> Remote:
+        """What is in a repository, if it exists, and whether it may be written.
+
+        Raises: AuthError if it may not.
+        """
+        with answers(f"looking at {repo_id}"):
+            try:
+                info = self.api.repo_info(repo_id)
+            except RepositoryNotFoundError:
+                self._check_may_create(repo_id)
+                return Remote(repo_id, revision, exists=False)
+            try:
+                self.api.auth_check(repo_id, write=True)
+            except HfHubHTTPError as error:
+                if _status(error) in (401, 403, 404):
+                    self._refuse_to_write(repo_id)
+                raise
+            refs = self.api.list_repo_refs(repo_id)
+            branches = {ref.name: ref.target_commit for ref in refs.branches}
+            head = branches.get(revision) or branches.get(MAIN) or info.sha
+            tree = self.api.list_repo_tree(repo_id, recursive=True, revision=head)
+            return Remote(
+                repo_id,
+                revision,
+                exists=True,
+                private=info.private,
+                head=head,
+                branch_exists=revision in branches,
+                files={file.path: file for file in tree if isinstance(file, RepoFile)},
+                tags={ref.name: ref.target_commit for ref in refs.tags},
+            )
+
+    def _check_may_create(self, repo_id: str) -> None:
+        owner = repo_id.split("/")[0]
+        if self.role == "read":
+            self._refuse_to_write(repo_id)
+        if self.role == "write" and owner.lower() not in {name.lower() for name in (self.user, *self.organisations)}:
+            own = ", ".join(f"{name}/…" for name in (self.user, *self.organisations))
+            raise AuthError(f"{repo_id} is not there, and {self.user} cannot make it. Name one of your own: {own}")
+
+    def _refuse_to_write(self, repo_id: str) -> NoReturn:
+        raise AuthError(
+            f"the token in use ({self.user}'s) may read {repo_id} and not write it. Make one with write access at "
+            f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
+        )
+
+    def check_kind(self, remote: Remote) -> None:
+        """Raise: UsageError if a repository holds a model of another kind, which a push would ruin."""
+        names = set(remote.files)
+        weights = {name for name in names if name.endswith((".gguf", ".onnx", ".bin", ".pt", ".pth", ".safetensors"))}
+        weights -= {"training_args.bin"}
+        if "adapter_config.json" in names:
+            self._refuse_kind(remote, "an adapter")
+        if "config.json" in names:
+            kind = self._json(remote, "config.json").get("model_type")
+            if kind not in OUR_TYPES:
+                self._refuse_kind(remote, f"a model of type {kind}")
+        elif weights:
+            self._refuse_kind(remote, f"other weights ({min(weights)})")
+
+    def _refuse_kind(self, remote: Remote, what: str) -> NoReturn:
+        raise UsageError(f"{remote.repo_id} holds {what}, which this push would write over. Name another repository.")
+
+    def _json(self, remote: Remote, name: str) -> dict[str, Any]:
+        try:
+            found = read_json(self._download(remote, name))
+        except UsageError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _download(self, remote: Remote, name: str) -> Path:
+        with answers(f"reading {name} of {remote.repo_id}"), _quiet():
+            place = Path(self._cache.name)
+            return Path(self.api.hf_hub_download(remote.repo_id, name, revision=remote.head, cache_dir=place))
+
+    @property
+    def _cache(self) -> tempfile.TemporaryDirectory[str]:
+        # Of its own: what is looked at here is no part of the reader's cache.
+        if not hasattr(self, "_folder"):
+            self._folder = tempfile.TemporaryDirectory(prefix="gpt2small-hub-")
+        return self._folder
+
+    def check_card(self, remote: Remote, staged: Path, *, replace: bool) -> None:
+        """Raise: UsageError if README.md on the Hub was written or edited by hand, and would be lost."""
+        there = remote.files.get("README.md")
+        if replace or there is None or is_same(there, staged / "README.md"):
+            return
+        text = self._download(remote, "README.md").read_text(encoding="utf-8", errors="replace")
+        if not is_untouched(text):
+            raise UsageError(
+                f"README.md of {remote.repo_id} was edited on the Hub, or not made by a push. Carry its words over "
+                "into model_card.j2 and add --replace_card to write over it, or --create_pr to propose this one."
+            )
+
+    def check_tag(self, remote: Remote, tag: str | None, staged: Path) -> None:
+        """Raise: UsageError if a tag marks another model already."""
+        commit = remote.tags.get(tag or "")
+        if commit is None or commit == remote.head:
+            return
+        with answers(f"looking at tag {tag} of {remote.repo_id}"):
+            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=commit)
+            there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        ours = [path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()]
+        loaded = [name for name in ours if is_loaded(name)]
+        if not all(is_same(there.get(name), staged / name) for name in loaded):
+            raise UsageError(f"tag {tag} of {remote.repo_id} marks another model. Name another: --tag NAME")
+
+    def check_same_weights(self, remote: Remote, staged: Path) -> None:
+        """Raise: UsageError if the Hub does not have a staged folder's weights, settings and tokenizer."""
+        if not remote.exists:
+            raise UsageError(f"{remote.repo_id} is not on the Hub yet: --code_only updates what is. Leave it out.")
+        kept = [path for path in sorted(staged.iterdir()) if is_loaded(path.name) and path.suffix != ".py"]
+        for path in kept:
+            if not is_same(remote.files.get(path.name), path):
+                raise UsageError(
+                    f"{path.name} of {remote.repo_id} is not the one of this run, and --code_only leaves it as it is. "
+                    "Name the run that was published there, or leave --code_only out."
+                )
+
+    # ---- the push ---------------------------------------------------------------------------------------------------
+
+    def prepare(self, remote: Remote) -> None:
+        """Make repository and branch where they do not exist: a repository private, a branch as main is."""
+        if not remote.exists:
+            with answers(f"making {remote.repo_id}"):
+                self.api.create_repo(remote.repo_id, private=True, exist_ok=True)
+                try:
+                    info = self.api.repo_info(remote.repo_id)
+                except RepositoryNotFoundError:
+                    raise UsageError(f"{remote.repo_id} exists and is no model repository. Name another one.") from None
+                tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=info.sha)
+                remote.head, remote.private = info.sha, info.private
+                remote.files = {file.path: file for file in tree if isinstance(file, RepoFile)}
+                remote.exists, remote.branch_exists = True, remote.revision == MAIN
+        if not remote.branch_exists:
+            with answers(f"making branch {remote.revision} of {remote.repo_id}"):
+                self.api.create_branch(remote.repo_id, branch=remote.revision, revision=remote.head, exist_ok=True)
+                remote.branch_exists = True
+
+    def push(
+        self,
+        remote: Remote,
+        staged: Path,
+        files: Files,
+        message: str,
+        *,
+        names: list[str] | None = None,
+        create_pr: bool = False,
+    ) -> Pushed:
+        """Send a staged folder as one commit, in which files of an earlier push that are no longer there go.
+
+        `names` are the files to send, all unless said, in which case no other file is touched.
+
+        Raises: UploadError, AuthError. Then the branch is as it was.
+        """
+        gone = [] if names is not None else [name for name in remote.files if is_ours(name) and name not in files]
+        if names is None and "LICENSE" not in files and is_same(remote.files.get("LICENSE"), LICENSE):
+            gone.append("LICENSE")  # of an earlier push, which named it that of the weights
+        wanted = sorted(files if names is None else names)
+        changed = [name for name in wanted if not is_same(remote.files.get(name), staged / name)]
+        assert remote.head is not None
+        if not changed and not gone:
+            return Pushed(remote.head, None, "nothing to send: all files are there already")
+        failed = None
+        for wait in (*WAITS, None):
+            # Anew each time: they cannot be reused.
+            operations = [CommitOperationAdd(name, staged / name) for name in changed]
+            for operation in operations:
+                if operation.upload_info.sha256.hex() != files[operation.path_in_repo]["sha256"]:
+                    raise UploadError(
+                        f"{staged / operation.path_in_repo} has changed since it was checked. Nothing was published; "
+                        "give the same command again."
+                    )
+            try:
+                commit = self.api.create_commit(
+                    remote.repo_id,
+                    [*operations, *(CommitOperationDelete(name) for name in gone)],
+                    commit_message=message,
+                    revision=None if create_pr else remote.revision,
+                    parent_commit=remote.head,
+                    create_pr=create_pr,
+                )
+                return Pushed(commit.oid, commit.pr_url, f"{len(changed)} files sent, {len(gone)} removed")
+            except (HfHubHTTPError, httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
+                failed = error
+                if not create_pr and (landed := self._landed(remote, staged, changed, gone)) is not None:
+                    return Pushed(landed, None, f"{len(changed)} files sent, {len(gone)} removed")
+                if wait is None or not self._worth_another(error):
+                    break
+                pause = min(max(wait, _retry_after(error)), MOST_WAIT)
+                print(f"the Hub stumbled ({_reason(error)}); trying again in {pause:g} s", file=sys.stderr)
+                time.sleep(pause)
+        assert failed is not None
+        self._refuse_push(remote, failed)
+
+    def _worth_another(self, error: Exception) -> bool:
+        """Whether it was the commit itself that failed, for a reason that may pass."""
+        request = getattr(error, "_request", None) or getattr(getattr(error, "response", None), "request", None)
+        of_commit = request is not None and "/commit/" in str(request.url)
+        return of_commit and (_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError))
+
+    def _landed(self, remote: Remote, staged: Path, changed: list[str], gone: list[str]) -> str | None:
+        """The branch's commit if it is ours: what was to be sent is there, and what was to go is not."""
+        try:
+            info = self.api.repo_info(remote.repo_id, revision=remote.revision)
+            if info.sha == remote.head:
+                return None
+            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=info.sha)
+            there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        except (HfHubHTTPError, httpx2.HTTPError, OSError):
+            return None
+        sent = all(is_same(there.get(name), staged / name) for name in changed)
+        return info.sha if sent and not any(name in there for name in gone) else None
+
+    def _refuse_push(self, remote: Remote, error: Exception) -> NoReturn:
+        status, same = _status(error), "The same command goes on; what is there already is not sent again."
+        if status in (401, 403):
+            self._refuse_to_write(remote.repo_id)
+        if status in (409, 412):
+            raise UploadError(
+                f"{remote.repo_id} was changed by somebody else meanwhile, so nothing was published. Look at what "
+                f"changed ({remote.url()}/commits/{remote.revision}), then give the same command again."
+            ) from None
+        if status == 400:
+            raise UploadError(f"the Hub refused the commit to {remote.repo_id}: {_reason(error)}") from None
+        if isinstance(error, ValueError) and status is None:  # the Hub's check of the card's metadata
+            raise UsageError(f"the Hub does not take the card: {_reason(error)}. Mend model_card.j2.") from None
+        raise UploadError(f"nothing was published to {remote.repo_id}: {_reason(error)}. {same}") from None
+
+    # ---- after the push ---------------------------------------------------------------------------------------------
+
+    def verify(self, remote: Remote, staged: Path, commit: str) -> int:
+        """Compare the checksums of all files of a commit with a staged folder. Returns: how many.
+
+        Raises: VerifyError that names the first file which differs.
+        """
+        with answers(f"comparing checksums with {remote.repo_id}"):
+            found = self.api.verify_repo_checksums(remote.repo_id, revision=commit, local_dir=staged)
+        if found.mismatches:
+            raise VerifyError(
+                f"{found.mismatches[0]['path']} of {remote.repo_id} at {commit[:12]} is not what was staged. "
+                "Nothing was tagged; give the same command again."
+            )
+        local = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
+        if lacking := sorted(local & {*found.extra_paths}):
+            raise VerifyError(f"{lacking[0]} is not in {remote.repo_id} at {commit[:12]}. Give the same command again.")
+        return found.checked_count
+
+    def tag(self, remote: Remote, tag: str, commit: str, message: str) -> None:
+        """Mark a commit. A tag that is there stays: `check_tag` has seen that it marks the same model."""
+        if tag in remote.tags:
+            return
+        with answers(f"tagging {remote.repo_id}"):
+            self.api.create_tag(remote.repo_id, tag=tag, revision=commit, tag_message=message, exist_ok=True)
+
+    def make_public(self, repo_id: str, public: bool) -> None:
+        """Show a repository to everybody, or hide it."""
+        with answers(f"changing who sees {repo_id}"):
+            self.api.update_repo_settings(repo_id, private=not public)
+
+    def check_collection(self, slug: str) -> None:
+        """Raise: UsageError if a collection is not there."""
+        with answers(f"looking at collection {slug}"):
+            try:
+                self.api.get_collection(slug)
+            except HfHubHTTPError as error:
+                if _status(error) in (400, 404):
+                    raise UsageError(
+                        f"the collection {slug} is not there. Its slug is the end of its address: user/title-0123456789"
+                    ) from None
+                raise
+
+    def collect(self, slug: str, repo_id: str) -> None:
+        """Add a repository to a collection, once."""
+        with answers(f"adding {repo_id} to collection {slug}"):
+            self.api.add_collection_item(slug, repo_id, "model", exists_ok=True)
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push came to."""
+
+    commit: str
+    pull_request: str | None
+    said: str
+
+
+def is_same(there: RepoFile | None, here: Path) -> bool:
+    """Whether a file on the Hub has the bytes of one here, by its hash."""
+    if there is None or not here.is_file() or there.size != here.stat().st_size:
+        return False
+    if there.lfs is not None:
+        return there.lfs.sha256 == sha256(here)
+    data = here.read_bytes()
+    return there.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@contextmanager
+def answers(what: str) -> Iterator[None]:
+    """Turn what the Hub answers while we are at `what` into one line. Raises: AuthError, UploadError, UsageError."""
+    try:
+        yield
+    except OfflineModeIsEnabled:
+        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.") from None
+    except RevisionNotFoundError as error:
+        raise UploadError(f"{what}: {_reason(error)}. Somebody has changed it; give the same command again.") from None
+    except HfHubHTTPError as error:
+        if _status(error) in (401, 403, 404):
+            raise AuthError(
+                f"{what}: the Hub does not allow it ({_reason(error)}). Check the name, and that the token has write "
+                f"access: {constants.ENDPOINT}/settings/tokens"
+            ) from None
+        raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
+    except (httpx2.HTTPError, ConnectionError) as error:
+        raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a progress bar for a file of some kilobytes."""
+    shown = sys.stderr.isatty()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            from huggingface_hub.utils import enable_progress_bars
+
+            enable_progress_bars()
+
+
+def _status(error: Exception) -> int | None:
+    response = getattr(error, "response", None)
+    return None if response is None else response.status_code
+
+
+def _retry_after(error: Exception) -> float:
+    response = getattr(error, "response", None)
+    told = "" if response is None else response.headers.get("Retry-After", "")
+    return float(told) if re.fullmatch(r"\d+", told) else 0.0
+
+
+def _reason(error: Exception) -> str:
+    """Why, on one line, without what might be secret: addresses to upload to carry signatures."""
+    status = _status(error)
+    message = getattr(error, "server_message", None) or str(error)
+    line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
+    if status in TRANSIENT:
+        line = f"the Hub answered {status}"
+    elif isinstance(error, (httpx2.TransportError, ConnectionError)) and status is None:
+        line = f"no connection to {constants.ENDPOINT} ({line or type(error).__name__})"
+    return line[:300].rstrip(". ")

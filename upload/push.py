@@ -1,0 +1,474 @@
+"""Door: `python upload/push.py RUN_OR_CHECKPOINT USER/REPO`. Publish what was checked, whole or not at all.
+
+source → stage → card → secrets → a stranger loads it → one commit → a stranger loads it from the Hub → tag → public.
+Each is a file beside this one; here they are put in order, and said what came of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+import sys
+from contextlib import ExitStack, redirect_stdout
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from upload.facts import Publication
+    from upload.hub import Hub, Remote
+    from upload.source import Source
+    from upload.stage import Files
+    from upload.verify import Checked
+
+# The Hub's identifiers, without those of other people's models.
+LICENSES = """
+apache-2.0 mit bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear isc zlib ncsa unlicense cc cc0-1.0 cc-by-2.0 cc-by-2.5
+cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0
+c-uda gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 agpl-3.0 gfdl mpl-2.0 epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 osl-3.0 afl-3.0
+artistic-2.0 bsl-1.0 ecl-2.0 etalab-2.0 ms-pl odbl odc-by ofl-1.1 pddl postgresql lppl-1.3c lgpl-lr wtfpl openmdw-1.0
+openrail openrail++ bigscience-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m creativeml-openrail-m unknown
+""".split()  # noqa: SIM905
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+"""Of a branch or tag."""
+
+
+@dataclass
+class Plan:
+    """One folder to push: a repository and branch."""
+
+    source: Source
+    folder: Path
+    publication: Publication
+    revision: str = "main"
+    tag: str | None = None
+    files: Files = field(default_factory=dict)
+    checked: dict[str, Any] = field(default_factory=dict)
+    """What the stranger found in the staged folder."""
+
+    @property
+    def repo_id(self) -> str:
+        """Where it goes."""
+        return self.publication.repo_id
+
+    @property
+    def size(self) -> str:
+        """Of all files, for people."""
+        return mebibytes(sum(file["size"] for file in self.files.values()))
+
+
+def main() -> None:
+    """`python upload/push.py`."""
+    args = arguments(sys.argv[1:])
+    with ExitStack() as stack:
+        if args.json:  # stdout is for the record alone
+            stack.enter_context(redirect_stdout(sys.stderr))
+        record = publish(args)
+    if args.json:
+        print(json.dumps(record, indent=2, ensure_ascii=False))
+
+
+def arguments(words: list[str]) -> Namespace:
+    """The command line. Raises: UsageError for what does not go together, or is no license, tag or repository."""
+    from gpt2small_hf.flags import FlagParser
+    from gpt2small_hf.runs import UsageError
+    from upload.hub import check_repo_id
+
+    parser = FlagParser(
+        prog="python upload/push.py",
+        description="Publish a model on the Hugging Face Hub: what is staged is checked as a stranger would use it, "
+        "goes there in one commit, and is loaded from there again. Nothing is sent before all checks here are passed. "
+        "A new repository is private. The token comes from HF_TOKEN or `hf auth login`.",
+    )
+    add = parser.add_argument
+    add("RUN", type=Path, help="A run folder (its kept model), one of its checkpoints, a model folder of ours, or the "
+        "reference series' model.json with model.safetensors and train.json, which is converted first.")  # fmt: skip
+    add("REPO", nargs="?", help="USER/REPO, made if it is not there. Not needed with --dry_run.")
+    visible = parser.add_mutually_exclusive_group()
+    visible.add_argument("--private", action="store_true", help="Hide the repository. New ones are hidden anyway.")
+    visible.add_argument("--public", action="store_true", help="Show it to everybody, once all is verified.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--revision", help="The branch to push to, made if it is not there. Unset: main.")
+    where.add_argument("--all_checkpoints", action="store_true", help="Each checkpoint too, as a branch step-N.")
+    where.add_argument("--create_pr", action="store_true", help="Open a pull request in place of a commit.")
+    add("--tag", help="Tag for the card's code to name. Unset: the step and a hash of all that is loaded.")
+    add("--message", help="First line of the commit.")
+    add("--baseline", type=Path, help="A run to tell the differences from, in settings and loss.")
+    add("--also_native", action="store_true", help="The same weights as transformers' own GPT-2, which needs no remote "
+        "code, in a second repository: REPO-native.")  # fmt: skip
+    add("--code_only", action="store_true", help="Of a published model: this checkout's code and a new card. Weights, "
+        "settings and tokenizer must be the run's own, and stay.")  # fmt: skip
+    add("--license", help="Of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, … Unset: none is named.")
+    add("--language", nargs="+", default=[], help="Codes of the languages it writes: en, de, …")
+    add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
+    add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
+    add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
+    add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
+    add("--output_dir", type=Path, help="Where to stage. Unset: staged/ in the run folder.")
+    add("--no_verify", action="store_true", help="Do not load it from the Hub again; compare checksums alone.")
+    add("--json", action="store_true", help="Print what published.json says, and all else on stderr.")
+    (args,) = parser.fill(words)
+    if args.REPO is None and not args.dry_run:
+        raise UsageError("where to? Name the repository, USER/REPO, or look at what would be published with --dry_run.")
+    if args.REPO is not None:
+        check_repo_id(args.REPO)
+    for name in ("tag", "revision"):
+        value = getattr(args, name)
+        if value is not None and not NAME.fullmatch(value):
+            raise UsageError(f"--{name} {value}: use letters, digits, dots, dashes and underscores.")
+    if args.tag is not None and args.tag in ("main", args.revision):
+        raise UsageError(f"--tag {args.tag} is the name of a branch. Name another.")
+    if args.tag and args.create_pr:
+        raise UsageError("--tag marks what is published, and a pull request is not yet: tag it when it is merged.")
+    if args.code_only and (args.all_checkpoints or args.also_native):
+        raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
+    if args.license is not None and args.license not in LICENSES:
+        near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
+        hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
+        raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
+    return args
+
+
+def publish(args: Namespace) -> dict[str, Any]:
+    """Do the whole of it. Returns: what was published, or would be.
+
+    Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
+    """
+    from gpt2small_hf.runs import read_json
+    from upload.source import find
+
+    source = find(args.RUN, args.tokenizer)
+    if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():
+        say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
+    else:
+        say("found", f"{source.label} in {source.model}")
+    before = read_json(source.place.published) if source.place.published.is_file() else {}
+    plans = plan(args, source, before)
+    for one in plans:
+        prepare(args, one)
+    check_alone(plans)
+    print()
+    if args.dry_run:
+        return foretell(args, plans)
+
+    from upload.hub import Hub
+
+    hub = Hub()
+    remotes = [look(hub, args, one) for one in plans]
+    if args.collection:
+        hub.check_collection(args.collection)
+    records = [send(hub, args, one, remote) for one, remote in zip(plans, remotes, strict=True)]
+    return finish(hub, args, plans, records, before)
+
+
+def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
+    """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
+    from gpt2small_hf.report.page import Run
+    from gpt2small_hf.runs import RunFolder, UsageError
+    from upload.card import is_untouched
+    from upload.facts import Publication
+    from upload.source import checkpoints
+
+    staged = args.output_dir or source.place.staged
+    if staged.exists() and any(staged.iterdir()) if staged.is_dir() else staged.exists():
+        card = staged / "README.md"
+        if not card.is_file() or not is_untouched(card.read_text(encoding="utf-8", errors="replace")):
+            raise UsageError(f"{staged} is there and was not staged by this command. Name another --output_dir.")
+    repo_id = args.REPO or f"YOUR-NAME/{source.name}"
+    again = before if before.get("repo_id") == repo_id else {}
+    native = f"{repo_id}-native"
+    publication = Publication(
+        repo_id,
+        license=args.license,
+        languages=args.language,
+        baseline=None if args.baseline is None else Run(RunFolder(args.baseline)),
+        twin=native if args.also_native else again.get("twin"),
+        branches=again.get("branches", []),
+    )
+    plans = [Plan(source, staged, publication, args.revision or "main", args.tag)]
+    if args.all_checkpoints:
+        if source.run is None or source.is_checkpoint:
+            raise UsageError(f"--all_checkpoints publishes those of a finished run, and {args.RUN} is none.")
+        on_the_way = checkpoints(source.place)
+        if not on_the_way:
+            raise UsageError(f"{source.place.checkpoints} has no whole checkpoint. Leave --all_checkpoints out.")
+        branches = [branch_of(one) for one in on_the_way]
+        kept = {branch["revision"]: branch for branch in [*publication.branches, *branches]}
+        plans[0].publication = replace(publication, branches=sorted(kept.values(), key=lambda b: b["step"]))
+        plans += [
+            Plan(one, beside(staged, name), replace(publication, pin=name, branches=[], twin=None), name)
+            for one in on_the_way
+            if (name := f"step-{one.step}")
+        ]
+    if args.also_native:
+        twin = replace(publication, repo_id=native, native=True, twin=repo_id, branches=[])
+        plans.append(Plan(source, beside(staged, "native"), twin, args.revision or "main", args.tag))
+    return plans
+
+
+def branch_of(source: Source) -> dict[str, Any]:
+    """A checkpoint as the card of the finished model lists it."""
+    from upload.facts import loss_then, trained
+
+    then = loss_then(source)
+    loss = then["loss"] if then else None
+    return {"revision": f"step-{source.step}", "step": source.step, "tokens": trained(source)["tokens"], "loss": loss}
+
+
+def beside(staged: Path, name: str) -> Path:
+    """Where another folder is staged."""
+    return staged.with_name(f"{staged.name}-{name}")
+
+
+def prepare(args: Namespace, one: Plan) -> None:
+    """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
+    from huggingface_hub import get_token
+
+    from gpt2small_hf.runs import whole
+    from upload import card, stage
+
+    native = one.publication.native
+    with whole(one.folder) as folder:
+        if native:
+            stage.stage_native(args.output_dir or one.source.place.staged, folder)
+        else:
+            stage.stage(one.source, folder, new_code=args.code_only)
+        stage.stage_license(folder, args.license, native=native)
+        if one.revision == "main" or not args.all_checkpoints:
+            loaded = card.fingerprint(stage.files_of(folder))
+            step = "model" if one.source.step is None else f"step-{one.source.step}"
+            one.tag = None if args.create_pr else one.tag or f"{step}-{loaded}"
+            one.publication = replace(one.publication, pin=one.tag)
+        text = card.render(one.source, folder, one.publication)
+        (folder / "README.md").write_text(text, encoding="utf-8")
+        stage.let_others_read(folder)
+        one.files = stage.files_of(folder)
+        card.gate(text, set(one.files))
+        stage.check_secrets(folder, get_token())
+    page = one.folder.with_name(f"{one.folder.name}.html")
+    page.write_text(card.page(text, one.folder.name), encoding="utf-8")
+    say("staged", f"{one.folder}: {len(one.files)} files, {one.size}; no secrets, card finished")
+    say("card", f"{page} shows it in a browser")
+
+
+def check_alone(plans: list[Plan]) -> None:
+    """Load each staged folder as a stranger would, unless these very bytes were already. Raises: UsageError."""
+    from gpt2small_hf.runs import UsageError, read_json, versions, write_json
+    from upload.verify import CheckError, check
+
+    for one in plans:
+        record = one.folder.with_name(f"{one.folder.name}.json")
+        known = read_json(record) if record.is_file() else {}
+        with_what = {name: version for name, version in versions().items() if name in ("torch", "transformers")}
+        if known.get("files") == one.files and known.get("with") == with_what:
+            one.checked = known["checked"]
+            say("alone", f"{one.folder}: these bytes were loaded by a stranger before")
+            continue
+        waiting(f"a process with torch and transformers alone loads {one.folder} …")
+        try:
+            found = check(
+                one.folder.resolve(),
+                reference=one.source.model,
+                card=(one.folder / "README.md").read_text(encoding="utf-8"),
+                repo_id=one.repo_id,
+                tag=one.publication.pin,
+                native=one.publication.native,
+            )
+        except CheckError as error:
+            raise UsageError(f"{one.folder} does not work for a stranger: {error}") from None
+        one.checked = asdict(found)
+        write_json(record, {"files": one.files, "with": with_what, "checked": one.checked})
+        say("alone", f"{one.folder} {told(found)}")
+
+
+def told(found: Checked) -> str:
+    """What a stranger found, in words."""
+    same = "bit for bit" if found.logit_difference == 0 else f"to {found.logit_difference:.1e}"
+    ran = f"{found.n_codes} code blocks ran"
+    return f"works with torch and transformers alone: logits equal {same}, {ran} ({found.seconds:.0f} s)"
+
+
+def foretell(args: Namespace, plans: list[Plan]) -> dict[str, Any]:
+    """Print what would happen. Returns: the same as a record."""
+    from gpt2small_hf.report.tables import console_table
+
+    for one in plans:
+        rows = [[name, f"{file['size']:,}", file["sha256"][:12]] for name, file in one.files.items()]
+        print(f"{one.repo_id}, {one.revision}")
+        print(console_table(["file", "bytes", "SHA-256"], [*rows, [f"{len(rows)} files", one.size, ""]]), end="\n\n")
+        to = "a pull request" if args.create_pr else one.revision
+        print(f"would make {one.repo_id}, private, if it is not there")
+        print(f"would commit what differs to {to}: {message(args, one)!r}")
+        checks = "compare checksums" + ("" if args.no_verify else " and load it from the Hub as a stranger")
+        print(f"would {checks}" + (f", then tag it {one.tag}" if one.tag else ""))
+        if args.public:
+            print("would make it public")
+        if args.collection:
+            print(f"would add it to collection {args.collection}")
+        print()
+    if args.license is None:
+        print("no license is named for the weights, so nobody may use them further: --license apache-2.0, say\n")
+    print(f"wrote {', '.join(str(one.folder) for one in plans)}; nothing was sent")
+    words = [word for word in sys.argv[1:] if word.replace("-", "_") not in ("__dry_run", "__json")]
+    repo = [] if args.REPO else [plans[0].repo_id]
+    # REPO after RUN, wherever flags stand
+    at = words.index(str(args.RUN)) + 1 if str(args.RUN) in words else len(words)
+    print(f"next: {shlex.join(['python', 'upload/push.py', *words[:at], *repo, *words[at:]])}")
+    return {"dry_run": True, "plans": [described(one) for one in plans]}
+
+
+def described(one: Plan) -> dict[str, Any]:
+    """A plan as `published.json` has it."""
+    return {
+        "repo_id": one.repo_id,
+        "revision": one.revision,
+        "tag": one.tag,
+        "files": one.files,
+        "logit_difference": one.checked["logit_difference"],
+        "checked_with": one.checked["versions"],
+    }
+
+
+def message(args: Namespace, one: Plan) -> str:
+    """First line of the commit."""
+    if args.message and one.revision == (args.revision or "main"):
+        return args.message
+    run, then = one.source.run, ""
+    if run and run.heldout and not one.source.is_checkpoint:
+        then = f" (held-out loss {run.heldout['after']['loss']:.3f})"
+    what = "Update code and card of" if args.code_only else "Publish"
+    return f"{what} {one.source.label}{then}{', native GPT-2' if one.publication.native else ''}"
+
+
+def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
+    """Look at the repository, and refuse what would ruin it. Raises: UsageError, hub.AuthError, hub.UploadError."""
+    remote = hub.look(one.repo_id, one.revision)
+    hub.check_kind(remote)
+    hub.check_tag(remote, one.tag, one.folder)
+    hub.check_card(remote, one.folder, replace=args.replace_card or args.create_pr)
+    if args.code_only:
+        hub.check_same_weights(remote, one.folder)
+    return remote
+
+
+def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]:
+    """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
+    from gpt2small_hf.runs import write_json
+    from upload.hub import VerifyError
+    from upload.verify import CheckError, check
+
+    only = [name for name in one.files if name.endswith(".py") or name == "README.md"] if args.code_only else None
+    hub.prepare(remote)
+    if args.private and remote.private is False:  # before anything new is in it
+        hub.make_public(one.repo_id, public=False)
+        say("hidden", one.repo_id)
+    waiting(f"sending what is not there of {one.size} to {one.repo_id} …")
+    pushed = hub.push(remote, one.folder, one.files, message(args, one), names=only, create_pr=args.create_pr)
+    say("sent", f"{one.repo_id}, {pushed.pull_request or one.revision}, commit {pushed.commit[:12]}: {pushed.said}")
+    record = {
+        **described(one),
+        "url": remote.url(),
+        "commit": pushed.commit,
+        "pull_request": pushed.pull_request,
+        "verified": None,
+    }
+    if one.revision == "main" and not one.publication.native:
+        write_json(one.source.place.published, record)  # of what is there now, whatever comes next
+    n_files = hub.verify(remote, one.folder, pushed.commit)
+    if args.no_verify:
+        record["verified"] = {"checksums": n_files}
+        say("verified", f"checksums of {n_files} files")
+    else:
+        waiting(f"a stranger with an empty cache loads {one.repo_id} from the Hub …")
+        try:
+            found = check(
+                one.repo_id,
+                revision=pushed.commit,
+                reference=one.source.model,
+                card=(one.folder / "README.md").read_text(encoding="utf-8"),
+                repo_id=one.repo_id,
+                tag=one.publication.pin,
+                native=one.publication.native,
+                token=hub.token,
+            )
+        except CheckError as error:
+            raise VerifyError(
+                f"{one.repo_id} at {pushed.commit[:12]} is there but does not work for a stranger: {error} It was not "
+                "tagged, and not made public."
+            ) from None
+        record["verified"] = {"checksums": n_files, "logit_difference": found.logit_difference, "with": found.versions}
+        say("verified", f"checksums of {n_files} files; from the Hub it {told(found)}")
+    if one.tag:
+        hub.tag(remote, one.tag, pushed.commit, message(args, one))
+        say("tagged", one.tag)
+    return record
+
+
+def finish(
+    hub: Hub, args: Namespace, plans: list[Plan], records: list[dict[str, Any]], before: dict[str, Any]
+) -> dict[str, Any]:
+    """Show it, collect it, and write down what was published. Returns: the record."""
+    from gpt2small_hf.runs import made_by, write_json
+    from upload.stage import scrubbed
+
+    repositories = dict.fromkeys(one.repo_id for one in plans)
+    for repo_id in repositories:
+        if args.public:
+            hub.make_public(repo_id, public=True)
+            say("shown", f"{repo_id} is public")
+        if args.collection:
+            hub.collect(args.collection, repo_id)
+            say("collected", f"{repo_id} in {args.collection}")
+    first = plans[0]
+    record = {
+        **records[0],
+        "twin": first.publication.twin,
+        "branches": first.publication.branches,
+        "others": records[1:],
+        "made_by": scrubbed(made_by()),
+    }
+    path = first.source.place.published
+    write_json(path, record)
+    print(f"\npublished {record['url']} at commit {record['commit'][:12]}")
+    if args.license is None:
+        print("no license is named for the weights, so nobody may use them further: --license apache-2.0, say")
+    print(f"wrote {path}")
+    at = f', revision="{first.publication.pin}"' if first.publication.pin else ""
+    trust = ", trust_remote_code=True"
+    if record["pull_request"]:
+        print(f"next: look at {record['pull_request']}, and merge it")
+    else:
+        call = f'pipeline("text-generation", "{first.repo_id}"{at}{trust})("The")'
+        print(f"next: python -c {shlex.quote(f'from transformers import pipeline; print({call})')}")
+    return record
+
+
+def say(word: str, line: str) -> None:
+    """One step, done."""
+    print(f"{word:<10}{line}", flush=True)
+
+
+def waiting(line: str) -> None:
+    """What takes a while."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def mebibytes(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 2**20:,.1f} MiB"
+
+
+if __name__ == "__main__":
+    # In place of this folder: the checkout, where `upload` and `gpt2small_hf` lie.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    try:
+        from gpt2small_hf.runs import open_door
+    except KeyboardInterrupt:  # importing takes seconds
+        sys.exit(130)
+    sys.exit(open_door(main))

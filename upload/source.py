@@ -1,0 +1,138 @@
+"""What was named on the command line → the model to publish, and what is known of how it came to be.
+
+A run, one of its checkpoints, a model folder of ours, or weights of another code base, which are converted first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2small_hf.convert import convert
+from gpt2small_hf.report.page import Run
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, write_json
+from gpt2small_hf.training.resume import step_of, whole_checkpoints
+
+OURS = "gpt2small"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to publish."""
+
+    name: str
+    """For people: of the run, or of the folder."""
+    model: Path
+    """Weights, config, code and tokenizer."""
+    root: Path
+    """Nothing outside this folder is published, whatever a link says."""
+    place: RunFolder
+    """Where `staged/` and `published.json` lie: the run's folder, if there is a run."""
+    run: Run | None = None
+    step: int | None = None
+    """Of the run, at which the weights are."""
+    is_checkpoint: bool = False
+    """Weights from the middle of a run, or of one that did not finish: its results are not theirs."""
+    converted: dict[str, Any] | None = None
+    """Of other people's weights: `what` they were, and the settings that lay beside them."""
+
+    @property
+    def label(self) -> str:
+        """What it is, for a commit message."""
+        return self.name if self.step is None else f"{self.name} step {self.step:,}"
+
+
+def find(name: Path, tokenizer: str | None = None) -> Source:
+    """Find the model that a path names, and say so where it is not plain.
+
+    Args:
+        name: a run, a checkpoint, a model folder, or a folder that `convert` understands.
+        tokenizer: of weights that have none beside them: a folder or Hub id.
+
+    Raises: UsageError if there is no model, or none that can be published.
+    """
+    path = name.expanduser()
+    if not path.exists():
+        raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
+    if path.is_file():
+        raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
+    if RunFolder(path).resolved.is_file():
+        return _of_run(RunFolder(path))
+    parent = path.resolve().parent
+    if path.name == "model" and RunFolder(parent).resolved.is_file():
+        return _of_run(RunFolder(path.parent if path.parent.name else parent))
+    if parent.name == "checkpoints" and RunFolder(parent.parent).resolved.is_file():
+        return of_checkpoint(path, RunFolder(parent.parent))
+    place = RunFolder(Path("runs") / path.resolve().name)
+    if place.resolved.is_file():
+        raise UsageError(f"{place.root} is a run of the same name. Rename {name}, or publish the run.")
+    if _model_type(path) == OURS:
+        told = path / "converted.json"
+        return Source(path.resolve().name, path, path, place, converted=read_json(told) if told.is_file() else None)
+    return _converted(path, place, tokenizer)
+
+
+def checkpoints(run: RunFolder) -> list[Source]:
+    """All checkpoints of a run that are whole, by step."""
+    return sorted((of_checkpoint(path, run) for path in whole_checkpoints(run)), key=lambda source: source.step or 0)
+
+
+def of_checkpoint(path: Path, run: RunFolder) -> Source:
+    """A checkpoint of a run. Raises: UsageError for one that a stranger could not load."""
+    if (path / "adapter_model.safetensors").is_file():
+        raise UsageError(
+            f"{path} holds adapters, which are no model without their base. Publish the run when it is finished: "
+            "its model has them merged."
+        )
+    if not (path / "trainer_state.json").is_file():
+        raise UsageError(f"{path} is not a whole checkpoint: it has no trainer_state.json. Name another one.")
+    whole = Run(run)
+    return Source(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
+
+
+def _of_run(folder: RunFolder) -> Source:
+    run = Run(folder)
+    if run.heldout is not None:
+        return Source(run.name, folder.model, folder.root, folder, run, _kept_step(run))
+    newest = next(whole_checkpoints(folder), None)
+    if newest is None:
+        raise UsageError(f"{folder.root} is not finished and has no checkpoint. Train on: its command goes on.")
+    return of_checkpoint(newest, folder)
+
+
+def _kept_step(run: Run) -> int:
+    """The step whose weights a finished run kept: its last, or its best one."""
+    if not run.resolved["trainer"].get("load_best_model_at_end"):
+        return run.step
+    newest = next(whole_checkpoints(run.folder), None)
+    if newest is not None:  # as `kept_model` in training/run.py: a step that was measured, and not saved, is none
+        best = read_json(newest / "trainer_state.json").get("best_model_checkpoint")
+        return int(Path(best).name.rpartition("-")[2]) if best else step_of(newest)
+    measured = [row for row in run.metrics if row.get("eval_loss") is not None and row["step"] > 0]
+    return min(measured, key=lambda row: row["eval_loss"])["step"] if measured else run.step
+
+
+def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> Source:
+    """Weights of another code base, as a folder of ours in `place`."""
+    settings = path / "train.json"  # of the reference series
+    beside = read_json(settings) if settings.is_file() else {}
+    if not isinstance(beside, dict):
+        raise UsageError(f"{settings} holds no settings. Take it away, or make it as the reference series does.")
+    model = place.root / "converted"
+    source = convert(str(path), model, OURS, tokenizer=tokenizer, overwrite=True)
+    if not (model / "tokenizer.json").is_file():
+        shutil.rmtree(model)
+        raise UsageError(f"no tokenizer lies beside {path}. Name the one it was trained with: --tokenizer FOLDER_OR_ID")
+    told = {"what": source.what, "settings": beside}
+    write_json(model / "converted.json", told)  # whoever publishes this folder by its own name later is told too
+    return Source(path.resolve().name, model, model, place, converted=told)
+
+
+def _model_type(path: Path) -> str | None:
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None
