@@ -282,7 +282,7 @@ def _origin(origin: dict[str, Any]) -> dict[str, Any]:
     name = _dataset(origin) if origin.get("dataset") else origin.get("file") or origin["name"]
     of_hub = _is_hub_id(_dataset(origin)) and origin.get("revision")
     return {
-        "name": scrubbed(name),
+        "name": "Python's language reference, as CPython carries it" if name == "python-docs" else scrubbed(name),
         "hub": _dataset(origin) if of_hub else None,
         "config": origin.get("config"),
         "split": origin.get("split"),

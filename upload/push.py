@@ -105,7 +105,7 @@ def arguments(words: list[str]) -> Namespace:
     add("--code_only", action="store_true", help="Of a published model: this checkout's code and a new card. Weights, "
         "settings and tokenizer must be the run's own, and stay.")  # fmt: skip
     add("--license", help="Of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, … Unset: none is named.")
-    add("--language", nargs="+", default=[], help="Codes of the languages it writes: en, de, …")
+    add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
     add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
@@ -183,11 +183,14 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     repo_id = args.REPO or f"YOUR-NAME/{source.name}"
     again = before if before.get("repo_id") == repo_id else {}
     native = f"{repo_id}-native"
+    baseline = None if args.baseline is None else Run(RunFolder(args.baseline))
+    if baseline is not None and baseline.folder.root.resolve() == source.place.root.resolve():
+        raise UsageError(f"--baseline {args.baseline} is the run that is published. Name the one to compare it with.")
     publication = Publication(
         repo_id,
         license=args.license,
-        languages=args.language,
-        baseline=None if args.baseline is None else Run(RunFolder(args.baseline)),
+        languages=args.language or [],
+        baseline=baseline,
         twin=native if args.also_native else again.get("twin"),
         branches=again.get("branches", []),
     )
@@ -361,9 +364,10 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
     """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
     from gpt2small_hf.runs import write_json
     from upload.hub import VerifyError
+    from upload.stage import is_loaded
     from upload.verify import CheckError, check
 
-    only = [name for name in one.files if name.endswith(".py") or name == "README.md"] if args.code_only else None
+    only = [name for name in one.files if name.endswith(".py") or not is_loaded(name)] if args.code_only else None
     hub.prepare(remote)
     if args.private and remote.private is False:  # before anything new is in it
         hub.make_public(one.repo_id, public=False)

@@ -396,17 +396,14 @@ def scrubbed(value: Any) -> Any:
 def _without_paths(text: str) -> str:
     for home in _homes():  # first, and wherever it stands: the pattern below knows no paths with spaces
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
-    text = _PATH.sub(_last_part, text)
     text = re.sub(rf"(?<=[/\\~]){re.escape(_user())}(?![\w.-])", "user", text)
-    return text.replace("../", "")
+    return _PATH.sub(_last_part, text).replace("../", "")
 
 
 def _last_part(path: re.Match[str]) -> str:
     *above, last = re.split(r"[/\\]", path[0].rstrip("/\\"))
     of_root = [part for part in above if part and not part.endswith(":")]
-    if last == _user() or of_root in (["home"], ["Users"]):  # a home folder is called as its owner
-        return "user"
-    return last
+    return "user" if of_root in (["home"], ["Users"]) else last  # a home folder is called as its owner
 
 
 def _homes() -> list[str]:
