@@ -12,7 +12,8 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.training.arguments import parse_arguments
-from upload.push import arguments as push_arguments
+from upload.arguments import parse_arguments as push_arguments
+from upload.facts import MINIMUM_TRANSFORMERS
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 # A mark is a comment on the line above the block: what it is for, then how it is kept true.
@@ -97,3 +98,9 @@ def test_a_mistake_in_the_example_that_loads_a_model_is_one_line(words, complain
     assert (done.returncode, done.stdout) == (2, "")
     assert complaint in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+def test_the_least_transformers_that_a_card_names_is_the_one_that_ci_and_readme_try():
+    script = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
+    assert f"python tests/compat/versions.py {MINIMUM_TRANSFORMERS}\n" in script
+    assert f"unmodified under transformers {MINIMUM_TRANSFORMERS} and later" in README

@@ -90,24 +90,32 @@ def check_repo_id(repo_id: str) -> None:
         raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
 
 
+def token_in_use() -> str:
+    """The token of the environment or of `hf auth login`. The network is not touched.
+
+    Raises: UsageError where the Hub is switched off, AuthError if there is none.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
+    token = get_token()
+    if token is None:
+        raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
+    return token
+
+
 class Hub:
     """One account on the Hub, and what a push does there."""
 
     def __init__(self) -> None:
         """Find the token and ask the Hub whose it is.
 
-        Raises: UsageError where the Hub is switched off, AuthError without a token that the Hub knows, UploadError if
-            the Hub cannot be reached.
+        Raises: as `token_in_use`; AuthError for a token that the Hub does not know, UploadError if the Hub cannot be
+            reached.
         """
-        if constants.HF_HUB_OFFLINE:
-            raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
         if not sys.stderr.isatty():
             disable_progress_bars()
-        token = get_token()
-        if token is None:
-            raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
-        self.token: str = token
-        self.api = HfApi(token=token, library_name="gpt2small_hf")
+        self.token = token_in_use()
+        self.api = HfApi(token=self.token, library_name="gpt2small_hf")
         with answers("asking whose the token is"):
             try:
                 account = self.api.whoami()
