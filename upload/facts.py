@@ -54,6 +54,9 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     """Everything that the template may speak of. What is not known is None or empty."""
     settings = read_json(folder / "config.json")
     config = check_sizes(source.model)
+    zero_biases = publication.native and not config.attention_bias
+    if zero_biases:  # transformers' GPT-2 always has them
+        config.attention_bias = True
     counted = sizes(config)
     run = source.run
     chat = (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
@@ -70,6 +73,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "license": publication.license,
         "languages": publication.languages,
         "config": {**config.to_dict(), "model_type": settings["model_type"]},
+        "zero_biases": zero_biases,
         "sizes": {"total": counted.total, "non_embedding": counted.non_embedding, "about": about(counted.total)},
         "dtype": _dtype(folder),
         "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],

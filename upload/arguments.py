@@ -1,0 +1,82 @@
+"""The command line of `push.py`: its flags, and what does not go together. No model is looked at."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from argparse import Namespace
+from pathlib import Path
+
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.runs import UsageError
+from upload.hub import check_repo_id
+
+# The Hub's identifiers, without those of other people's models.
+LICENSES = """
+apache-2.0 mit bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear isc zlib ncsa unlicense cc cc0-1.0 cc-by-2.0 cc-by-2.5
+cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0
+c-uda gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 agpl-3.0 gfdl mpl-2.0 epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 osl-3.0 afl-3.0
+artistic-2.0 bsl-1.0 ecl-2.0 etalab-2.0 ms-pl odbl odc-by ofl-1.1 pddl postgresql lppl-1.3c lgpl-lr wtfpl openmdw-1.0
+openrail openrail++ bigscience-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m creativeml-openrail-m unknown
+""".split()  # noqa: SIM905
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+"""Of a branch or tag."""
+
+
+def parse_arguments(words: list[str]) -> Namespace:
+    """The command line. Raises: UsageError for what does not go together, or is no license, tag or repository."""
+    parser = FlagParser(
+        prog="python upload/push.py",
+        description="Publish a model on the Hugging Face Hub: what is staged is checked as a stranger would use it, "
+        "goes there in one commit, and is loaded from there again. Nothing is sent before all checks here are passed. "
+        "A new repository is private. The token comes from HF_TOKEN or `hf auth login`.",
+    )
+    add = parser.add_argument
+    add("RUN", type=Path, help="A run folder (its kept model), one of its checkpoints, a model folder of ours, or the "
+        "reference series' model.json with model.safetensors and train.json, which is converted first.")  # fmt: skip
+    add("REPO", nargs="?", help="USER/REPO, made if it is not there. Not needed with --dry_run.")
+    visible = parser.add_mutually_exclusive_group()
+    visible.add_argument("--private", action="store_true", help="Hide the repository. New ones are hidden anyway.")
+    visible.add_argument("--public", action="store_true", help="Show it to everybody, once all is verified.")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--revision", help="The branch to push to, made if it is not there. Unset: main.")
+    where.add_argument("--all_checkpoints", action="store_true", help="Each checkpoint too, as a branch step-N.")
+    where.add_argument("--create_pr", action="store_true", help="Open a pull request in place of a commit.")
+    add("--tag", help="Tag for the card's code to name. Unset: the step and a hash of all that is loaded.")
+    add("--message", help="First line of the commit.")
+    add("--baseline", type=Path, help="A run to tell the differences from, in settings and loss.")
+    add("--also_native", action="store_true", help="The same weights as transformers' own GPT-2, which needs no remote "
+        "code, in a second repository: REPO-native.")  # fmt: skip
+    add("--code_only", action="store_true", help="Of a published model: this checkout's code and a new card. Weights, "
+        "settings and tokenizer must be the run's own, and stay.")  # fmt: skip
+    add("--license", help="Of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, … Unset: none is named.")
+    add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
+    add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
+    add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
+    add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
+    add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
+    add("--output_dir", type=Path, help="Where to stage. Unset: staged/ in the run folder.")
+    add("--no_verify", action="store_true", help="Do not load it from the Hub again; compare checksums alone.")
+    add("--json", action="store_true", help="Print what published.json says, and all else on stderr.")
+    (args,) = parser.fill(words)
+    if args.REPO is None and not args.dry_run:
+        raise UsageError("where to? Name the repository, USER/REPO, or look at what would be published with --dry_run.")
+    if args.REPO is not None:
+        check_repo_id(args.REPO)
+    for name in ("tag", "revision"):
+        value = getattr(args, name)
+        if value is not None and not NAME.fullmatch(value):
+            raise UsageError(f"--{name} {value}: use letters, digits, dots, dashes and underscores.")
+    if args.tag is not None and args.tag in ("main", args.revision):
+        raise UsageError(f"--tag {args.tag} is the name of a branch. Name another.")
+    if args.tag and args.create_pr:
+        raise UsageError("--tag marks what is published, and a pull request is not yet: tag it when it is merged.")
+    if args.code_only and (args.all_checkpoints or args.also_native):
+        raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
+    if args.license is not None and args.license not in LICENSES:
+        near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
+        hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
+        raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
+    return args
