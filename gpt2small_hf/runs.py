@@ -346,6 +346,7 @@ _USERS_TO_MEND = {
     errno.EISDIR,
     errno.ENAMETOOLONG,
     errno.EDQUOT,
+    errno.EFBIG,
 }
 
 

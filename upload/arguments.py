@@ -21,6 +21,7 @@ artistic-2.0 bsl-1.0 ecl-2.0 etalab-2.0 ms-pl odbl odc-by ofl-1.1 pddl postgresq
 openrail openrail++ bigscience-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m creativeml-openrail-m unknown
 """.split()  # noqa: SIM905
 
+LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Of a branch or tag."""
 
@@ -57,7 +58,11 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
     add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
-    add("--output_dir", type=Path, help="Where to stage. Unset: staged/ in the run folder.")
+    add(
+        "--output_dir",
+        type=Path,
+        help="Where to stage. Unset: staged/ in the run folder; of what is no run, runs/NAME/staged.",
+    )
     add("--no_verify", action="store_true", help="Do not load it from the Hub again; compare checksums alone.")
     add("--json", action="store_true", help="Print what published.json says, and all else on stderr.")
     (args,) = parser.fill(words)
@@ -75,6 +80,9 @@ def parse_arguments(words: list[str]) -> Namespace:
         raise UsageError("--tag marks what is published, and a pull request is not yet: tag it when it is merged.")
     if args.code_only and (args.all_checkpoints or args.also_native):
         raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
+    for code in args.language or []:
+        if not LANGUAGE.fullmatch(code):
+            raise UsageError(f"--language {code} is no code of a language. Write en for English, de for German, …")
     if args.license is not None and args.license not in LICENSES:
         near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from html import escape
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -19,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import escaped
+from gpt2small_hf.report.tables import escaped, one_line
 from gpt2small_hf.runs import UsageError
 from upload.facts import Publication, facts, plural
 from upload.source import Source
@@ -49,8 +50,29 @@ def render(source: Source, folder: Path, publication: Publication, template: Pat
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise UsageError(f"{template}{line} cannot be rendered: {error.message}.") from None
-    text = re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    text = squeezed(text).strip() + "\n"
     return marked(f"---\n{header(known)}\n---\n\n{text}")
+
+
+def squeezed(text: str) -> str:
+    """Markdown with one empty line where a template left several, but for code blocks."""
+    kept: list[str] = []
+    for line, prose in zip(text.split("\n"), blanked(text, "\0").split("\n"), strict=True):
+        if prose or not kept or kept[-1]:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def shown(text: str) -> str:
+    """Text of several lines as any editor keeps it: control characters become visible marks."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return "\n".join("\t".join(one_line(part) for part in line.split("\t")) for line in lines)
+
+
+def quoted(text: str) -> str:
+    """A string as Python source; what is not printable is escaped."""
+    letters = [f"\\{c}" if c in '"\\' else c if c.isprintable() else repr(c)[1:-1] for c in text]
+    return f'"{"".join(letters)}"'
 
 
 FILTERS = {
@@ -61,8 +83,9 @@ FILTERS = {
     "sci": lambda value: f"{value:.1e}",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),
-    "fenced": fenced,
-    "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in text.splitlines()),
+    "fenced": lambda text: fenced(shown(text)),
+    "quoted": quoted,
+    "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in shown(text).split("\n")),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),
 }
@@ -77,12 +100,13 @@ def header(known: dict[str, Any]) -> str:
     results = []
     if heldout is not None and data is not None:
         of = data["datasets"][0] if data["datasets"] else data["sources"][0]["name"]
+        more = f" and {data['n_sources'] - 1:,} more" if data["n_sources"] > 1 else ""
         results = [
             EvalResult(
                 task_type="text-generation",
                 task_name="Text generation",
-                dataset_type=of if data["datasets"] else re.sub(r"[^\w.-]+", "-", str(of)),
-                dataset_name=f"held-out part of {of}",
+                dataset_type=of if data["datasets"] else "custom",
+                dataset_name=f"held-out part of {of}{more}",
                 metric_type=kind,
                 metric_name=name,
                 metric_value=round(heldout["after"][key], 6),
@@ -137,7 +161,7 @@ def gate(card: str, files: set[str]) -> None:
         for what, pattern in UNFINISHED.items():
             if re.search(pattern, line):
                 raise UsageError(f"the card has {what} in line {number}: {line.strip()[:80]!r}. Mend model_card.j2.")
-        for target in re.findall(r"\]\(([^)\s]+)\)", line):
+        for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line):
             if not re.match(r"[a-z]+:|#", target) and target not in files:
                 raise UsageError(
                     f"the card names {target} in line {number}, which is not published. Mend model_card.j2."
@@ -151,18 +175,18 @@ def gate(card: str, files: set[str]) -> None:
         raise UsageError("the card has no metadata between two lines of ---. Mend model_card.j2.")
 
 
-def blanked(card: str) -> str:
+def blanked(card: str, instead: str = "") -> str:
     """A card without what stands in code blocks and code spans, line for line."""
     lines, fence = [], None
-    for line in card.splitlines():
+    for line in card.split("\n"):
         ticks = re.match(r"`{3,}", line)
         if fence is None and ticks:
             fence = ticks[0]
-            lines.append("")
+            lines.append(instead)
         elif fence is not None:
             if line.strip() == fence:
                 fence = None
-            lines.append("")
+            lines.append(instead)
         else:
             lines.append(re.sub(r"(`+)(?!`).+?(?<!`)\1(?!`)", "code", line))
     return "\n".join(lines)
@@ -208,10 +232,10 @@ def page(card: str, folder: str) -> str:
     """The card as a page, much as the Hub shows it; its pictures are looked for in `folder`."""
     _, metadata, text = card.split("---\n", 2)
     text = re.sub(r"\]\((charts/[^)]+)\)", rf"]({quote(folder)}/\1)", text)
-    title = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
+    title = next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
+    title = escape(re.sub(r"\\(.)", r"\1", title))
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
-    shown = metadata.replace("&", "&amp;").replace("<", "&lt;")
-    return _PAGE.format(title=title, metadata=shown, body=parser.render(text))
+    return _PAGE.format(title=title, metadata=escape(metadata), body=parser.render(text))
 
 
 def fingerprint(files: dict[str, dict[str, Any]]) -> str:

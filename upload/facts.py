@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.report.page import Ladder, Run, ladders
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.report.tables import markdown_table, one_line
@@ -63,7 +64,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     generation = read_json(folder / "generation_config.json")
     context = config.max_position_embeddings
     prompts = run.resolved["run"]["prompts"] if run else ["Every effort moves you"]
-    base = _base(run)
+    base = _base(run, publication.repo_id)
     return {
         "name": publication.repo_id.split("/")[-1],
         "repo_id": publication.repo_id,
@@ -80,11 +81,13 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "code": sorted(path.name for path in folder.glob("*.py")),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
         "chat": chat,
+        "spoken": _spoken(folder, prompts[0]) if chat else None,
         "prompt": prompts[0],
         "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
         "base": base,
         "converted": _converted(source),
         "checkpoint": source.is_checkpoint,
+        "on_the_way": source.is_checkpoint and not _is_last(source),
         "step": source.step,
         "run": trained(source) if run else None,
         "heldout": run.heldout if run and not source.is_checkpoint else None,
@@ -103,6 +106,17 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     }
 
 
+def _spoken(folder: Path, question: str) -> str:
+    """A short chat as the model reads it."""
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": "…"}]
+    return str(load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False))
+
+
+def _is_last(source: Source) -> bool:
+    """Whether a checkpoint is of the step that its finished run ended with."""
+    return source.run is not None and source.run.heldout is not None and source.step == source.run.step
+
+
 def _row_length(run: Run) -> int:
     return run.resolved["run"].get("seq_len") or run.resolved["model"]["max_position_embeddings"]
 
@@ -118,7 +132,7 @@ def _dtype(folder: Path) -> str:
     return ", ".join(sorted(words.get(name, name) for name in found))
 
 
-def _base(run: Run | None) -> dict[str, Any] | None:
+def _base(run: Run | None, repo_id: str) -> dict[str, Any] | None:
     """The model that a run began with: `name`, and `repo` where it is on the Hub."""
     if run is None or not run.resolved.get("base"):
         return None
@@ -127,10 +141,11 @@ def _base(run: Run | None) -> dict[str, Any] | None:
     for folder in (path, path.parent):
         published = RunFolder(folder).published
         if published.is_file():
-            told = read_json(published)
-            same = any(file["sha256"] == digest for file in told.get("files", {}).values())
-            if same:  # what is on the Hub is what the run began with
-                return {"name": told["repo_id"], "repo": told["repo_id"]}
+            for told in [found := read_json(published), *found.get("others", [])]:
+                same = any(file["sha256"] == digest for file in told.get("files", {}).values())  # as the run began with
+                there = told.get("verified") and not told.get("pull_request") and not told.get("native")
+                if same and there and told["repo_id"] != repo_id:
+                    return {"name": told["repo_id"], "repo": told["repo_id"]}
     is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.exists()
     shown = path.parent.name if path.name == "model" else path.name
     return {"name": name if is_id else shown, "repo": name if is_id else None}
@@ -172,6 +187,12 @@ def _table(rows: dict[str, Any], header: tuple[str, str] = ("", "")) -> str | No
 
 def _is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+
+
+def _hub_dataset(origin: dict[str, Any]) -> str | None:
+    """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
+    name = _dataset(origin)
+    return name if _is_hub_id(name) and not origin.get("sha256") and not origin.get("file") else None
 
 
 def _rows_until(source: Source) -> list[dict[str, Any]]:
@@ -232,6 +253,7 @@ def _samples(source: Source) -> dict[str, Any] | None:
             {"prompt": one_line(sample["prompt"]), "greedy": sample["greedy"], "sampled": sample["sampled"]}
             for sample in found[:MOST_SAMPLES]
         ],
+        "of": len(found),
         "settings": found[0]["settings"],
     }
 
@@ -246,7 +268,10 @@ def _ladder(source: Source) -> str | None:
     if len(kept) < 2:
         return None
     # Narrower than a report: what is wider than the Hub's column would have to be scrolled.
-    return Ladder(first.prompt, [[*row[:-1], one_line(row[-1], MOST_LETTERS)] for row in kept]).table()
+    return (
+        f"{first.prompt} ▸\n"
+        + Ladder(first.prompt, [[*row[:-1], one_line(row[-1], MOST_LETTERS)] for row in kept]).table()
+    )
 
 
 def _data(run: Run | None) -> dict[str, Any] | None:
@@ -260,7 +285,8 @@ def _data(run: Run | None) -> dict[str, Any] | None:
     return {
         "sources": [_origin(origin) for origin in origins[:MOST_FILES]],
         "more": max(0, len(origins) - MOST_FILES),
-        "datasets": sorted({_dataset(origin) for origin in origins if _is_hub_id(_dataset(origin))}),
+        "n_sources": len(origins),
+        "datasets": sorted({name for origin in origins if (name := _hub_dataset(origin))}),
         "train_tokens": (chats or told["splits"]["train"])["tokens"],
         "documents": None if chats else told["splits"]["train"]["documents"],
         "conversations": chats["conversations"] if chats else None,
@@ -284,10 +310,9 @@ def _dataset(origin: dict[str, Any]) -> str:
 def _origin(origin: dict[str, Any]) -> dict[str, Any]:
     """One source of training data."""
     name = _dataset(origin) if origin.get("dataset") else origin.get("file") or origin["name"]
-    of_hub = _is_hub_id(_dataset(origin)) and origin.get("revision")
     return {
         "name": "Python's language reference, as CPython carries it" if name == "python-docs" else scrubbed(name),
-        "hub": _dataset(origin) if of_hub else None,
+        "hub": _hub_dataset(origin),
         "config": origin.get("config"),
         "split": origin.get("split"),
         "revision": origin.get("revision"),
@@ -295,9 +320,6 @@ def _origin(origin: dict[str, Any]) -> dict[str, Any]:
         "sha256": origin.get("sha256"),
         "conversations": origin.get("conversations"),
     }
-
-
-SCHEDULES = {"cosine_with_min_lr": "cosine to a least rate"}
 
 
 def _training(run: Run) -> dict[str, Any]:
@@ -309,8 +331,10 @@ def _training(run: Run) -> dict[str, Any]:
     if run.chats:
         counts = run.resolved["data"]["train"]
         per_row, about_tokens = counts["tokens"] / counts["rows"], "about "
-    schedule = SCHEDULES.get(t["lr_scheduler_type"], t["lr_scheduler_type"].replace("_", " "))
-    options = ", ".join(f"{name} {value}" for name, value in (t["lr_scheduler_kwargs"] or {}).items())
+    given = dict(t["lr_scheduler_kwargs"] or {})
+    schedule = t["lr_scheduler_type"].replace("_", " ")
+    if t["lr_scheduler_type"] == "cosine_with_min_lr" and "min_lr_rate" in given:
+        schedule = f"cosine to {given.pop('min_lr_rate'):.0%} of the peak"
     warmup = t["warmup_steps"]
     devices = plural(run.resolved["device"]["count"], "device")
     precision = [name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"])) if on]
@@ -326,7 +350,8 @@ def _training(run: Run) -> dict[str, Any]:
                 f"{t['gradient_accumulation_steps']:,} accumulated x {devices})",
                 "tokens a step": None if rows is None else f"{about_tokens}{round(rows * per_row):,}",
                 "steps": f"{run.step:,}",
-                "learning rate": f"{t['learning_rate']:.1e}, {schedule}" + (f" ({options})" if options else ""),
+                "learning rate": f"{t['learning_rate']:.1e} at its peak, {schedule}"
+                + (f" ({said(given)})" if given else ""),
                 "warm-up": f"{100 * warmup:g}% of the steps" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
                 "optimizer": f"{t['optim']}, betas {t['adam_beta1']:g} and {t['adam_beta2']:g}, "
                 f"epsilon {t['adam_epsilon']:g}",
@@ -336,7 +361,8 @@ def _training(run: Run) -> dict[str, Any]:
                 "LoRA rank": r.get("lora_rank"),
                 "precision": ", ".join(precision) or "float32",
                 "torch.compile": "yes" if t["torch_compile"] else "no",
-                "seeds": f"{t['seed']} (initial weights {t['seed'] if r['init_seed'] is None else r['init_seed']})",
+                "seed": f"{t['seed']}"
+                + (f", {r['init_seed']} for the initial weights" if r["init_seed"] not in (None, t["seed"]) else ""),
             },
             ("setting", "value"),
         )
@@ -377,9 +403,7 @@ def _compute(source: Source, flops: int) -> str | None:
             "tokens/s (median)": None if speed is None else f"{speed:,.0f}",
             "MFU (median)": None if mfu is None else f"{mfu:.1%}",
             "peak memory": f"{max(memory):.1f} GiB" if memory else None,
-            "FLOPs (6 a multiplied parameter and token, and attention's)": None
-            if tokens is None
-            else f"{flops * tokens:.2e}",
+            "FLOPs (PaLM's count)": None if tokens is None else f"{flops * tokens:.2e}",
         }
     )
 
@@ -412,7 +436,7 @@ def _provenance(source: Source) -> str | None:
 def _difference(run: Run, baseline: Run) -> dict[str, Any]:
     """What differs from a baseline run, in settings and in loss."""
     changes = [
-        [name, str(then), str(now)]
+        [name, said(then), said(now)]
         for name, then, now in changed(scrubbed(baseline.resolved), scrubbed(run.resolved))
         if name not in UNSAID
     ]
@@ -451,9 +475,19 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
+def said(value: Any) -> str:
+    """A setting for people."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {said(item)}" for name, item in value.items()) or "not set"
+    if isinstance(value, list):
+        return ", ".join(map(said, value)) or "not set"
+    words = {None: "not set", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
 def about(count: float) -> str:
     """A count as people say it: 281,344 → `0.28 million`, 163,009,536 → `163 million`."""
-    for size, word in ((1e9, "billion"), (1e6, "million")):
-        if count >= size / 10:
+    for size, word, least in ((1e9, "billion", 1), (1e6, "million", 0.1)):
+        if count >= least * size:
             return f"{count / size:.{3 if count >= size else 2}g} {word}"
     return f"{count:,.0f}"

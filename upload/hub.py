@@ -188,7 +188,9 @@ class Hub:
         if "config.json" in names:
             kind = self._json(remote, "config.json").get("model_type")
             if kind not in OUR_TYPES:
-                self._refuse_kind(remote, f"a model of type {kind}")
+                self._refuse_kind(
+                    remote, f"a model of type {kind}" if kind else "a config.json that names no model type"
+                )
         elif weights:
             self._refuse_kind(remote, f"other weights ({min(weights)})")
 
@@ -216,6 +218,12 @@ class Hub:
 
     def check_card(self, remote: Remote, staged: Path, *, replace: bool) -> None:
         """Raise: UsageError if README.md on the Hub was written or edited by hand, and would be lost."""
+        license = remote.files.get("LICENSE")
+        if not replace and license and (staged / "LICENSE").is_file() and not is_same(license, staged / "LICENSE"):
+            raise UsageError(
+                f"{remote.repo_id} has a LICENSE of its own. Name that one with --license, or add --replace_card to "
+                "write over it."
+            )
         there = remote.files.get("README.md")
         if replace or there is None or is_same(there, staged / "README.md"):
             return
@@ -229,7 +237,7 @@ class Hub:
     def check_tag(self, remote: Remote, tag: str | None, staged: Path) -> None:
         """Raise: UsageError if a tag marks another model already."""
         commit = remote.tags.get(tag or "")
-        if commit is None or commit == remote.head:
+        if commit is None:
             return
         with answers(f"looking at tag {tag} of {remote.repo_id}"):
             tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=commit)
@@ -271,6 +279,19 @@ class Hub:
                 self.api.create_branch(remote.repo_id, branch=remote.revision, revision=remote.head, exist_ok=True)
                 remote.branch_exists = True
 
+    def changes(self, remote: Remote, staged: Path, files: Files, names: list[str] | None = None) -> Changes:
+        """What a push would send and remove. `names` are the files to send, if not all; then none is removed."""
+        wanted = sorted(files if names is None else names)
+        changed = [name for name in wanted if not is_same(remote.files.get(name), staged / name)]
+        gone: list[str] = []
+        if names is None and remote.files:
+            named = self._json(remote, "config.json").get("auto_map", {}) if "config.json" in remote.files else {}
+            code = {str(value).split("--")[-1].split(".")[0] for value in named.values()}
+            gone = [name for name in remote.files if name not in files and is_ours(name, code)]
+            if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), LICENSE):
+                gone.append("LICENSE")  # of an earlier push, which named it that of the weights
+        return Changes(changed, gone, bool(remote.files))
+
     def push(
         self,
         remote: Remote,
@@ -287,11 +308,8 @@ class Hub:
 
         Raises: UploadError, AuthError. Then the branch is as it was.
         """
-        gone = [] if names is not None else [name for name in remote.files if is_ours(name) and name not in files]
-        if names is None and "LICENSE" not in files and is_same(remote.files.get("LICENSE"), LICENSE):
-            gone.append("LICENSE")  # of an earlier push, which named it that of the weights
-        wanted = sorted(files if names is None else names)
-        changed = [name for name in wanted if not is_same(remote.files.get(name), staged / name)]
+        found = self.changes(remote, staged, files, names)
+        changed, gone = found.sent, found.gone
         assert remote.head is not None
         if not changed and not gone:
             return Pushed(remote.head, None, "nothing to send: all files are there already")
@@ -319,6 +337,11 @@ class Hub:
                 failed = error
                 if not create_pr and (landed := self._landed(remote, staged, changed, gone)) is not None:
                     return Pushed(landed, None, f"{len(changed)} files sent, {len(gone)} removed")
+                if create_pr and _is_unanswered(error):  # it may be there, and would be there twice
+                    raise UploadError(
+                        "the Hub's answer was lost, so the pull request may be there. Look at "
+                        f"{remote.url()}/discussions before you give the same command again."
+                    ) from None
                 if wait is None or not self._worth_another(error):
                     break
                 pause = min(max(wait, _retry_after(error)), MOST_WAIT)
@@ -329,22 +352,23 @@ class Hub:
 
     def _worth_another(self, error: Exception) -> bool:
         """Whether it was the commit itself that failed, for a reason that may pass."""
-        request = getattr(error, "_request", None) or getattr(getattr(error, "response", None), "request", None)
-        of_commit = request is not None and "/commit/" in str(request.url)
-        return of_commit and (_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError))
+        return _is_of_commit(error) and (_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError))
 
     def _landed(self, remote: Remote, staged: Path, changed: list[str], gone: list[str]) -> str | None:
-        """The branch's commit if it is ours: what was to be sent is there, and what was to go is not."""
+        """The commit on top of the one we know, if it is ours: what was to be sent is there, what was to go is not."""
         try:
-            info = self.api.repo_info(remote.repo_id, revision=remote.revision)
-            if info.sha == remote.head:
+            commits = [
+                commit.commit_id for commit in self.api.list_repo_commits(remote.repo_id, revision=remote.revision)
+            ]
+            if remote.head not in commits[1:]:
                 return None
-            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=info.sha)
+            ours = commits[commits.index(remote.head) - 1]  # newest first; somebody may have gone on from it
+            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=ours)
             there = {file.path: file for file in tree if isinstance(file, RepoFile)}
         except (HfHubHTTPError, httpx2.HTTPError, OSError):
             return None
         sent = all(is_same(there.get(name), staged / name) for name in changed)
-        return info.sha if sent and not any(name in there for name in gone) else None
+        return ours if sent and not any(name in there for name in gone) else None
 
     def _refuse_push(self, remote: Remote, error: Exception) -> NoReturn:
         status, same = _status(error), "The same command goes on; what is there already is not sent again."
@@ -359,7 +383,10 @@ class Hub:
             raise UploadError(f"the Hub refused the commit to {remote.repo_id}: {_reason(error)}") from None
         if isinstance(error, ValueError) and status is None:  # the Hub's check of the card's metadata
             raise UsageError(f"the Hub does not take the card: {_reason(error)}. Mend model_card.j2.") from None
-        raise UploadError(f"nothing was published to {remote.repo_id}: {_reason(error)}. {same}") from None
+        reason = _reason(error)
+        if "xet" in reason.lower():
+            same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
+        raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
 
     # ---- after the push ---------------------------------------------------------------------------------------------
 
@@ -380,12 +407,16 @@ class Hub:
             raise VerifyError(f"{lacking[0]} is not in {remote.repo_id} at {commit[:12]}. Give the same command again.")
         return found.checked_count
 
-    def tag(self, remote: Remote, tag: str, commit: str, message: str) -> None:
-        """Mark a commit. A tag that is there stays: `check_tag` has seen that it marks the same model."""
+    def tag(self, remote: Remote, tag: str, commit: str, message: str) -> bool:
+        """Mark a commit. A tag that is there stays: `check_tag` has seen that it marks the same model.
+
+        Returns: whether it was made.
+        """
         if tag in remote.tags:
-            return
+            return False
         with answers(f"tagging {remote.repo_id}"):
             self.api.create_tag(remote.repo_id, tag=tag, revision=commit, tag_message=message, exist_ok=True)
+        return True
 
     def make_public(self, repo_id: str, public: bool) -> None:
         """Show a repository to everybody, or hide it."""
@@ -408,6 +439,21 @@ class Hub:
         """Add a repository to a collection, once."""
         with answers(f"adding {repo_id} to collection {slug}"):
             self.api.add_collection_item(slug, repo_id, "model", exists_ok=True)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a push does to a branch."""
+
+    sent: list[str]
+    gone: list[str]
+    any_before: bool
+
+    def told(self) -> list[str]:
+        """In words, where there was something before."""
+        replaced = [name for name in self.sent if is_loaded(name)]
+        lines = [f"replaces {', '.join(replaced)}"] if replaced and self.any_before else []
+        return [*lines, *([f"removes {', '.join(self.gone)}"] if self.gone else [])]
 
 
 @dataclass(frozen=True)
@@ -468,6 +514,17 @@ def _status(error: Exception) -> int | None:
     return None if response is None else response.status_code
 
 
+def _is_of_commit(error: Exception) -> bool:
+    request = getattr(error, "_request", None) or getattr(getattr(error, "response", None), "request", None)
+    return request is not None and "/commit/" in str(request.url)
+
+
+def _is_unanswered(error: Exception) -> bool:
+    """Whether a commit was asked for, and nobody knows what came of it."""
+    lost = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
+    return lost and _is_of_commit(error)
+
+
 def _retry_after(error: Exception) -> float:
     response = getattr(error, "response", None)
     told = "" if response is None else response.headers.get("Retry-After", "")
@@ -476,11 +533,13 @@ def _retry_after(error: Exception) -> float:
 
 def _reason(error: Exception) -> str:
     """Why, on one line, without what might be secret: addresses to upload to carry signatures."""
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):  # the client's word for any upload
+        return f"{str(error).rstrip('. ')} ({_reason(error.__cause__)})"
     status = _status(error)
     message = getattr(error, "server_message", None) or str(error)
     line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
     if status in TRANSIENT:
         line = f"the Hub answered {status}"
-    elif isinstance(error, (httpx2.TransportError, ConnectionError)) and status is None:
+    elif isinstance(error, (httpx2.TransportError, ConnectionError)) and status is None and "HTTP status" not in line:
         line = f"no connection to {constants.ENDPOINT} ({line or type(error).__name__})"
     return line[:300].rstrip(". ")

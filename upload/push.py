@@ -7,6 +7,8 @@ Each is a file beside this one; here they are put in order, and said what came o
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
 import sys
 from contextlib import ExitStack, redirect_stdout
@@ -66,18 +68,22 @@ def publish(args: Namespace) -> dict[str, Any]:
 
     Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
     """
-    from gpt2small_hf.runs import read_json
+    from gpt2small_hf.runs import UsageError
     from upload.hub import Hub, token_in_use
     from upload.source import find
+    from upload.stage import check_words
 
     if not args.dry_run:
         token_in_use()  # before anything that takes long
+    check_words(args.message or "")
     source = find(args.RUN, args.tokenizer)
     if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
     else:
         say("found", f"{source.label} in {source.model}")
-    before = read_json(source.place.published) if source.place.published.is_file() else {}
+    before = read_published(source.place.published)
+    if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
+        raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
     plans = plan(args, source, before)
     for one in plans:
         prepare(args, one)
@@ -90,25 +96,37 @@ def publish(args: Namespace) -> dict[str, Any]:
     remotes = [look(hub, args, one) for one in plans]
     if args.collection:
         hub.check_collection(args.collection)
-    records = [send(hub, args, one, remote) for one, remote in zip(plans, remotes, strict=True)]
-    return finish(hub, args, plans, records, before)
+    # The model itself comes last: its card names the others.
+    records = [send(hub, args, one, remote) for one, remote in reversed([*zip(plans, remotes, strict=True)])]
+    return finish(hub, args, plans, records[::-1], before)
+
+
+def read_published(path: Path) -> dict[str, Any]:
+    """Where a run was published, if it was. Raises: UsageError for a broken record."""
+    from gpt2small_hf.runs import UsageError, read_json
+
+    try:
+        found = read_json(path) if path.is_file() else {}
+    except UsageError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is broken. Delete it: it only remembers where this run was published.")
+    return found
 
 
 def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     from gpt2small_hf.report.page import Run
     from gpt2small_hf.runs import RunFolder, UsageError
-    from upload.card import is_untouched
     from upload.facts import Publication
     from upload.source import checkpoints
+    from upload.stage import check_owned
 
     staged = args.output_dir or source.place.staged
-    if staged.exists() and any(staged.iterdir()) if staged.is_dir() else staged.exists():
-        card = staged / "README.md"
-        if not card.is_file() or not is_untouched(card.read_text(encoding="utf-8", errors="replace")):
-            raise UsageError(f"{staged} is there and was not staged by this command. Name another --output_dir.")
-    repo_id = args.REPO or f"YOUR-NAME/{source.name}"
-    again = before if before.get("repo_id") == repo_id else {}
+    if not staged.name or staged.resolve().is_relative_to(source.model.resolve()):
+        raise UsageError(f"--output_dir {staged}: name a folder of its own, outside the model's.")
+    repo_id = args.REPO or f"YOUR-NAME/{re.sub(r'[^A-Za-z0-9]+', '-', source.name).strip('-') or 'model'}"
+    again = of_repo(before, repo_id)
     native = f"{repo_id}-native"
     baseline = None if args.baseline is None else Run(RunFolder(args.baseline))
     if baseline is not None and baseline.folder.root.resolve() == source.place.root.resolve():
@@ -139,7 +157,22 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     if args.also_native:
         twin = replace(publication, repo_id=native, native=True, twin=repo_id, branches=[])
         plans.append(Plan(source, beside(staged, "native"), twin, args.revision or "main", args.tag))
+    for one in plans:  # all of them, before any is written
+        check_owned(one.folder)
     return plans
+
+
+def flat(published: dict[str, Any]) -> list[dict[str, Any]]:
+    """All records of `published.json`."""
+    return [published, *published.get("others", [])] if published else []
+
+
+def of_repo(published: dict[str, Any], repo_id: str, revision: str = "main") -> dict[str, Any]:
+    """What `published.json` says of one repository and branch."""
+    for record in flat(published):
+        if (record.get("repo_id"), record.get("revision")) == (repo_id, revision) and not record.get("pull_request"):
+            return record
+    return {}
 
 
 def branch_of(source: Source) -> dict[str, Any]:
@@ -163,7 +196,7 @@ def prepare(args: Namespace, one: Plan) -> None:
     from gpt2small_hf.runs import whole
     from upload import card, stage
 
-    native = one.publication.native
+    native, known = one.publication.native, stage.read_record(one.folder)
     with whole(one.folder) as folder:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
@@ -181,22 +214,28 @@ def prepare(args: Namespace, one: Plan) -> None:
         one.files = stage.files_of(folder)
         card.gate(text, set(one.files))
         stage.check_secrets(folder, get_token())
-    page = one.folder.with_name(f"{one.folder.name}.html")
-    page.write_text(card.page(text, one.folder.name), encoding="utf-8")
+        same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
+        stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
+    page = stage.page_of(one.folder)
+    with whole(page) as temporary:
+        temporary.write_text(card.page(text, one.folder.name), encoding="utf-8")
     say("staged", f"{one.folder}: {len(one.files)} files, {one.size}; no secrets, card finished")
+    then = known.get("files", {})
+    if changed := [name for name in one.files if then and then.get(name) != one.files[name]]:
+        say("changed", f"since it was last staged: {', '.join(changed)}")
     say("card", f"{page} shows it in a browser")
 
 
 def check_alone(plans: list[Plan]) -> None:
     """Load each staged folder as a stranger would, unless these very bytes were already. Raises: UsageError."""
-    from gpt2small_hf.runs import UsageError, read_json, versions, write_json
+    from gpt2small_hf.runs import UsageError, versions
+    from upload.stage import read_record, remember
     from upload.verify import CheckError, check
 
     for one in plans:
-        record = one.folder.with_name(f"{one.folder.name}.json")
-        known = read_json(record) if record.is_file() else {}
+        known = read_record(one.folder)
         with_what = {name: version for name, version in versions().items() if name in ("torch", "transformers")}
-        if known.get("files") == one.files and known.get("with") == with_what:
+        if known.get("files") == one.files and known.get("with") == with_what and known.get("checked"):
             one.checked = known["checked"]
             say("alone", f"{one.folder}: these bytes were loaded by a stranger before")
             continue
@@ -213,7 +252,7 @@ def check_alone(plans: list[Plan]) -> None:
         except CheckError as error:
             raise UsageError(f"{one.folder} does not work for a stranger: {error}") from None
         one.checked = asdict(found)
-        write_json(record, {"files": one.files, "with": with_what, "checked": one.checked})
+        remember(one.folder, one.files, known, **{"with": with_what, "checked": one.checked})
         say("alone", f"{one.folder} {told(found)}")
 
 
@@ -258,6 +297,7 @@ def described(one: Plan) -> dict[str, Any]:
     return {
         "repo_id": one.repo_id,
         "revision": one.revision,
+        "native": one.publication.native,
         "tag": one.tag,
         "files": one.files,
         "logit_difference": one.checked["logit_difference"],
@@ -276,12 +316,23 @@ def message(args: Namespace, one: Plan) -> str:
     return f"{what} {one.source.label}{then}{', native GPT-2' if one.publication.native else ''}"
 
 
+def only(args: Namespace, one: Plan) -> list[str] | None:
+    """The files to send, if not all: with --code_only those that are not the model itself."""
+    from upload.stage import is_loaded
+
+    return [name for name in one.files if name.endswith(".py") or not is_loaded(name)] if args.code_only else None
+
+
 def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
     """Look at the repository, and refuse what would ruin it. Raises: UsageError, hub.AuthError, hub.UploadError."""
     remote = hub.look(one.repo_id, one.revision)
     hub.check_kind(remote)
     hub.check_tag(remote, one.tag, one.folder)
     hub.check_card(remote, one.folder, replace=args.replace_card or args.create_pr)
+    changes = hub.changes(remote, one.folder, one.files, only(args, one))
+    if remote.branch_exists and not args.create_pr:
+        for line in changes.told():
+            say("changes", f"{one.repo_id}, {one.revision}: {line}")
     if args.code_only:
         hub.check_same_weights(remote, one.folder)
     return remote
@@ -291,16 +342,16 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
     """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
     from gpt2small_hf.runs import write_json
     from upload.hub import VerifyError
-    from upload.stage import is_loaded
     from upload.verify import CheckError, check
 
-    only = [name for name in one.files if name.endswith(".py") or not is_loaded(name)] if args.code_only else None
     hub.prepare(remote)
     if args.private and remote.private is False:  # before anything new is in it
         hub.make_public(one.repo_id, public=False)
         say("hidden", one.repo_id)
     waiting(f"sending what is not there of {one.size} to {one.repo_id} …")
-    pushed = hub.push(remote, one.folder, one.files, message(args, one), names=only, create_pr=args.create_pr)
+    pushed = hub.push(
+        remote, one.folder, one.files, message(args, one), names=only(args, one), create_pr=args.create_pr
+    )
     say("sent", f"{one.repo_id}, {pushed.pull_request or one.revision}, commit {pushed.commit[:12]}: {pushed.said}")
     record = {
         **described(one),
@@ -309,8 +360,8 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         "pull_request": pushed.pull_request,
         "verified": None,
     }
-    if one.revision == "main" and not one.publication.native:
-        write_json(one.source.place.published, record)  # of what is there now, whatever comes next
+    path = one.source.place.published  # what is there now, whatever comes next
+    write_json(path, remembered([{**record, **linked(one)}, *flat(read_published(path))]))
     n_files = hub.verify(remote, one.folder, pushed.commit)
     if args.no_verify:
         record["verified"] = {"checksums": n_files}
@@ -336,8 +387,8 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         record["verified"] = {"checksums": n_files, "logit_difference": found.logit_difference, "with": found.versions}
         say("verified", f"checksums of {n_files} files; from the Hub it {told(found)}")
     if one.tag:
-        hub.tag(remote, one.tag, pushed.commit, message(args, one))
-        say("tagged", one.tag)
+        made = hub.tag(remote, one.tag, pushed.commit, message(args, one))
+        say("tagged", one.tag if made else f"{one.tag}, which was there already, at commit {remote.tags[one.tag][:12]}")
     return record
 
 
@@ -357,27 +408,41 @@ def finish(
             hub.collect(args.collection, repo_id)
             say("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
-    record = {
-        **records[0],
-        "twin": first.publication.twin,
-        "branches": first.publication.branches,
-        "others": records[1:],
-        "made_by": scrubbed(made_by()),
-    }
+    record = {**records[0], "made_by": scrubbed(made_by())}
     path = first.source.place.published
-    write_json(path, record)
-    print(f"\npublished {record['url']} at commit {record['commit'][:12]}")
+    write_json(path, remembered([{**record, **linked(first)}, *records[1:], *flat(before)]))
+    done = "proposed to" if record["pull_request"] else "published"
+    print(f"\n{done} {', '.join(dict.fromkeys(told['url'] for told in records))} at commit {record['commit'][:12]}")
     if args.license is None:
         print("no license is named for the weights, so nobody may use them further: --license apache-2.0, say")
     print(f"wrote {path}")
-    at = f', revision="{first.publication.pin}"' if first.publication.pin else ""
-    trust = ", trust_remote_code=True"
+    question = [first.source.run.resolved["run"]["prompts"][0]] if first.source.run else []
     if record["pull_request"]:
         print(f"next: look at {record['pull_request']}, and merge it")
     else:
-        call = f'pipeline("text-generation", "{first.repo_id}"{at}{trust})("The")'
-        print(f"next: python -c {shlex.quote(f'from transformers import pipeline; print({call})')}")
-    return record
+        print(f"next: {shlex.join(['python', 'examples/use_from_hub.py', first.repo_id, *question])}")
+    return {**record, **linked(first), "others": records[1:]}
+
+
+def linked(one: Plan) -> dict[str, Any]:
+    """What a card names beside its own model, for the next card of the same repository."""
+    return {"twin": one.publication.twin, "branches": one.publication.branches}
+
+
+def remembered(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `published.json` says: the newest record of each repository and branch, the model itself before `others`."""
+    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in filter(None, records):
+        key = (record["repo_id"], record["revision"], record["pull_request"])
+        latest.setdefault(key, {name: value for name, value in record.items() if name != "others"})
+    found = list(latest.values())
+    first = next((one for one in found if is_the_model(one)), found[0])
+    return {**first, "others": [one for one in found if one is not first]}
+
+
+def is_the_model(record: dict[str, Any]) -> bool:
+    """Whether this is what a stranger gets who names the repository alone, and no native twin."""
+    return record["revision"] == "main" and not record["native"] and not record["pull_request"]
 
 
 def say(word: str, line: str) -> None:

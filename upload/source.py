@@ -59,13 +59,17 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
         raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
     if path.is_file():
         raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
-    if RunFolder(path).resolved.is_file():
-        return _of_run(RunFolder(path))
     parent = path.resolve().parent
-    if path.name == "model" and RunFolder(parent).resolved.is_file():
-        return _of_run(RunFolder(path.parent if path.parent.name else parent))
-    if parent.name == "checkpoints" and RunFolder(parent.parent).resolved.is_file():
-        return of_checkpoint(path, RunFolder(parent.parent))
+    run = None
+    if RunFolder(path).resolved.is_file() and not (path / "config.json").is_file():  # which a published model has too
+        run = RunFolder(path)
+    elif path.name == "model" and RunFolder(parent).resolved.is_file():
+        run = RunFolder(path.parent if path.parent.name else parent)
+    of_run = run or (RunFolder(parent.parent) if parent.name == "checkpoints" else None)
+    if of_run is not None and of_run.resolved.is_file():
+        if tokenizer is not None:
+            raise UsageError(f"{of_run.root} is a run and has its own tokenizer: leave --tokenizer out.")
+        return _of_run(run) if run else of_checkpoint(path, of_run)
     place = RunFolder(Path("runs") / path.resolve().name)
     if place.resolved.is_file():
         raise UsageError(f"{place.root} is a run of the same name. Rename {name}, or publish the run.")
@@ -89,12 +93,33 @@ def of_checkpoint(path: Path, run: RunFolder) -> Source:
         )
     if not (path / "trainer_state.json").is_file():
         raise UsageError(f"{path} is not a whole checkpoint: it has no trainer_state.json. Name another one.")
-    whole = Run(run)
+    whole = _open(run)
     return Source(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
 
 
-def _of_run(folder: RunFolder) -> Source:
+KEYS = {"run", "model", "data", "trainer", "device", "made_by"}
+MEASURED = {"rows", "before", "unigram", "after", "made_by"}
+
+
+def _open(folder: RunFolder) -> Run:
+    """A run's files. Raises: UsageError if something is not there without which its card would be wrong."""
+    resolved = read_json(folder.resolved)
+    if not isinstance(resolved, dict) or not resolved.keys() >= KEYS:
+        raise UsageError(
+            f"{folder.resolved} is not whole, so nothing is known of the run. Publish its model folder's copy."
+        )
     run = Run(folder)
+    if run.heldout is not None and not run.heldout.keys() >= MEASURED:
+        raise UsageError(f"{folder.heldout} is not whole. The run's own command, with --overwrite, makes it again.")
+    if not run.train:
+        raise UsageError(f"{folder.metrics} is missing or empty, so nothing is known of the training. Put it back.")
+    return run
+
+
+def _of_run(folder: RunFolder) -> Source:
+    run = _open(folder)
+    if run.heldout is not None and not folder.model.is_dir():
+        raise UsageError(f"{folder.model} does not exist: the run's model was taken away. Publish a checkpoint of it.")
     if run.heldout is not None:
         return Source(run.name, folder.model, folder.root, folder, run, _kept_step(run))
     newest = next(whole_checkpoints(folder), None)

@@ -12,7 +12,6 @@ import hashlib
 import io
 import json
 import mmap
-import os
 import re
 import shutil
 import stat
@@ -28,12 +27,13 @@ from safetensors.torch import load_file, save
 from gpt2small_hf.convert import convert
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
 from upload.source import Source
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CODE = REPOSITORY / "gpt2small_hf" / "model"
 LICENSE = REPOSITORY / "LICENSE"
+CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
 
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -66,6 +66,11 @@ SECRETS = {
     "a private key": rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY(?: BLOCK)?-----",
 }
 
+STAGED_BY = "upload/push.py"
+
+LEAST_TOKEN = 8
+"""Letters: a shorter one is none, and may stand anywhere."""
+
 Files = dict[str, dict[str, Any]]
 """Path in the repository → `size` in bytes and `sha256`."""
 
@@ -73,8 +78,7 @@ Files = dict[str, dict[str, Any]]
 def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
     """Put what a stranger needs, and what shows how it came to be, into an empty `folder`. README.md is not made here.
 
-    Weights are links to the same bytes where the file system has them. `new_code` takes the model's code from this
-    checkout, not from beside the weights.
+    `new_code` takes the model's code from this checkout, not from beside the weights.
 
     Raises: UsageError for a link out of the run, pickled files, files that are missing, code that a stranger cannot
         run, weights that are not finite or not those that were measured, and a tokenizer of another model.
@@ -85,12 +89,13 @@ def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
     weights = weight_files(source.model)
     settings = read_json(source.model / "config.json")
     for path in weights:
-        link(path, folder / path.name)
+        shutil.copyfile(path, folder / path.name)
     for name in TOKENIZER:
         if (source.model / name).is_file():
             shutil.copyfile(source.model / name, folder / name)
     for path in code_files(CODE if new_code else source.model, settings):
         shutil.copyfile(path, folder / path.name)
+    settings.pop("_name_or_path", None)  # where it was loaded from here: nobody else's business
     settings["use_cache"] = True  # a checkpoint says false: it is saved while the Trainer has turned it off
     write(folder / "config.json", settings)
     write(folder / "generation_config.json", generation(source.model, settings))
@@ -103,6 +108,7 @@ def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
     check_code(folder)
     check_results_are_theirs(source, folder)
     check_tokenizer(source, folder)
+    forget_place(folder / "tokenizer_config.json")
     check_finite(folder)
 
 
@@ -129,19 +135,66 @@ def is_loaded(name: str) -> bool:
     return name in (*SETTINGS, *TOKENIZER, INDEX) or ("/" not in name and name.endswith((".safetensors", ".py")))
 
 
-def is_ours(name: str) -> bool:
-    """Whether a file on the Hub is of the kinds that a push writes, so that one which is no longer there goes."""
-    of_charts = name.startswith("charts/") and name.endswith(".png")
-    stale = re.fullmatch(r"pytorch_model.*\.bin", name) is not None
-    return is_loaded(name) or of_charts or stale or name in (*RESULTS, "LICENSE-CODE")
+def record_of(folder: Path) -> Path:
+    """What is known of a staged folder: its files, and what a stranger made of them."""
+    return folder.with_name(f"{folder.name}.json")
 
 
-def link(path: Path, to: Path) -> None:
-    """The same bytes under a second name; a copy where that cannot be."""
+def page_of(folder: Path) -> Path:
+    """Its card as a page."""
+    return folder.with_name(f"{folder.name}.html")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """That record, empty if there is none. Raises: UsageError for another file of this name."""
+    path = record_of(folder)
     try:
-        os.link(path.resolve(), to)
-    except OSError:
-        shutil.copyfile(path, to)
+        found = read_json(path) if path.is_file() else {}
+    except UsageError:
+        found = None
+    if not isinstance(found, dict) or (found and found.get("staged_by") != STAGED_BY):
+        raise UsageError(f"{path} is there and is not ours. Move it away, or name another --output_dir.")
+    return found
+
+
+def check_owned(folder: Path) -> None:
+    """Raise: UsageError if a folder to stage in, or a file beside it, holds what no earlier push put there."""
+    known = read_record(folder)
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise UsageError(f"{folder} is there and is no folder of ours. Name another --output_dir.")
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    names |= {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir() and not any(path.iterdir())
+    }
+    if not known and (names or page_of(folder).exists()):
+        there = folder if names else page_of(folder)
+        raise UsageError(f"{there} is there and was not staged by this command. Name another --output_dir.")
+    if strange := sorted(names - set(known.get("names", []))):
+        raise UsageError(
+            f"{folder / strange[0]} was not staged by this command, and staging would remove it. Move it away."
+        )
+    card = folder / "README.md"
+    if card.is_file() and known["files"].get("README.md", {}).get("sha256") not in (None, sha256(card)):
+        raise UsageError(
+            f"{card} was edited, and staging would write over it. Its words belong into model_card.j2; then delete it."
+        )
+
+
+def remember(folder: Path, files: Files, known: dict[str, Any], **checked: Any) -> None:
+    """Write the record of a folder that is about to get, or has, these files."""
+    names = sorted({*files, *known.get("names", [])})
+    write_json(record_of(folder), {"staged_by": STAGED_BY, "names": names, "files": files, **checked})
+
+
+def is_ours(name: str, code: set[str]) -> bool:
+    """Whether a file on the Hub is one that a push writes, so that it goes when it is no longer staged.
+
+    `code` are the modules that the repository's own config.json names.
+    """
+    weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
+    charts = [f"charts/{chart}.png" for chart in CHARTS]
+    known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE")
+    return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in {*code, *CODE_NAMES})
 
 
 def write(path: Path, value: Any) -> None:
@@ -150,10 +203,21 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
+def forget_place(path: Path) -> None:
+    """Take out of a tokenizer's settings from where it was loaded."""
+    try:
+        told = read_json(path)
+    except UsageError:  # there is none, or `check_tokenizer` says what is wrong with it
+        return
+    if isinstance(told, dict) and {"name_or_path", "_name_or_path"} & told.keys():
+        write(path, {name: value for name, value in told.items() if not name.endswith("name_or_path")})
+
+
 def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """Generation settings with which a pipeline stays within the context."""
     path = model / "generation_config.json"
     told = read_json(path) if path.is_file() else {}
+    told.pop("_name_or_path", None)
     context = settings.get("max_position_embeddings", settings.get("n_positions", SHORT_CONTEXT))
     if context < SHORT_CONTEXT and told.get("max_new_tokens") is None:
         told["max_new_tokens"] = context // 2
@@ -284,8 +348,13 @@ def check_results_are_theirs(source: Source, folder: Path) -> None:
         return
     for path, digest in source.run.heldout["made_by"]["inputs"].items():
         name = Path(path).name
-        of_model = Path(path).parent.name == source.place.model.name and name in (WEIGHTS, "tokenizer.json")
-        if of_model and (name == "tokenizer.json" or not source.is_checkpoint) and _sha256(folder, name) != digest:
+        if Path(path).parent.name != source.place.model.name:  # of the data
+            continue
+        if name == WEIGHTS and not source.is_checkpoint:
+            found = _sha256_of_weights(folder)
+        else:
+            found = sha256(folder / name) if name == "tokenizer.json" and (folder / name).is_file() else digest
+        if found != digest:
             what = "weights" if name == WEIGHTS else "tokenizer"
             raise UsageError(
                 f"{source.model / name} is not the file that the run ended with: what it was measured with had another "
@@ -293,12 +362,10 @@ def check_results_are_theirs(source: Source, folder: Path) -> None:
             )
 
 
-def _sha256(folder: Path, name: str) -> str | None:
-    """Of a file; of weights in shards, that of the one file they would be."""
-    if (folder / name).is_file():
-        return sha256(folder / name)
-    if name != WEIGHTS:
-        return None
+def _sha256_of_weights(folder: Path) -> str:
+    """Of the one file, or of that which shards would make."""
+    if (folder / WEIGHTS).is_file():
+        return sha256(folder / WEIGHTS)
     joined: dict[str, Any] = {}
     for path in folder.glob("*.safetensors"):
         joined |= load_file(path)
@@ -390,11 +457,18 @@ def scrubbed(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     pieces = _URL.split(value)  # every second one is an address
-    return "".join(piece if i % 2 else _without_paths(piece) for i, piece in enumerate(pieces))
+    return "".join(_without_access(piece) if i % 2 else _without_paths(piece) for i, piece in enumerate(pieces))
+
+
+def _without_access(address: str) -> str:
+    """An address without name, password and query, which let others in."""
+    return re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
 
 
 def _without_paths(text: str) -> str:
-    for home in _homes():  # first, and wherever it stands: the pattern below knows no paths with spaces
+    text = re.sub(r"(--\w*(?:_token|_key|secret|password))([ =])\S+", r"\1\2…", text)
+    home = str(Path.home())
+    if len(home) > 1:  # first: the pattern below knows no paths with spaces
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
     text = re.sub(rf"(?<=[/\\~]){re.escape(_user())}(?![\w.-])", "user", text)
     return _PATH.sub(_last_part, text).replace("../", "")
@@ -404,11 +478,6 @@ def _last_part(path: re.Match[str]) -> str:
     *above, last = re.split(r"[/\\]", path[0].rstrip("/\\"))
     of_root = [part for part in above if part and not part.endswith(":")]
     return "user" if of_root in (["home"], ["Users"]) else last  # a home folder is called as its owner
-
-
-def _homes() -> list[str]:
-    homes = {str(Path.home()), os.environ.get("HOME", "").rstrip("/")}
-    return sorted(home for home in homes if len(home) > 1)
 
 
 def _user() -> str:
@@ -429,14 +498,22 @@ def _is_template(key: Any, value: Any) -> bool:
 def check_secrets(folder: Path, token: str | None = None) -> None:
     """Raise: UsageError that names file and kind, never the secret, if a staged file holds one."""
     patterns = dict(SECRETS)
-    if token:
+    if token and len(token) >= LEAST_TOKEN:
         patterns = {"the Hugging Face token in use": re.escape(token.encode())} | patterns
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    # The card last: what is in it is from the other files.
+    for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == "README.md", p)):
         for what, at in _secrets(path, patterns):
             raise UsageError(
                 f"{path.relative_to(folder)} holds what looks like {what} ({at}). Take it out of the file that it was "
                 "staged from, revoke it where it was made, and push again."
             )
+
+
+def check_words(words: str) -> None:
+    """Raise: UsageError if what is to be published as a title holds a secret."""
+    for what, pattern in SECRETS.items():
+        if re.search(pattern, words.encode()):
+            raise UsageError(f"--message holds what looks like {what}. Write another, and revoke it where it was made.")
 
 
 def _secrets(path: Path, patterns: dict[str, bytes]) -> Iterator[tuple[str, str]]:
@@ -452,9 +529,9 @@ def _secrets(path: Path, patterns: dict[str, bytes]) -> Iterator[tuple[str, str]
 
 
 def let_others_read(folder: Path) -> None:
-    """Give staged files the usual permissions, as far as they are not links to the run's own."""
+    """Give staged files the usual permissions."""
     for path in folder.rglob("*"):
-        if path.is_file() and path.stat().st_nlink == 1:
+        if path.is_file():
             path.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
 
 

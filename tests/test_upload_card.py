@@ -1,0 +1,1060 @@
+"""The model card: what stands in it stands in a file of the run, and what a model wrote cannot break it."""
+
+import ast
+import html.parser
+import re
+import shutil
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import test_model_conversion
+from conftest import run_train, tiny_words
+from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
+from safetensors.torch import load_file
+from test_model_conversion import write_reference
+
+from gpt2small_hf.report.page import Run
+from gpt2small_hf.report.sweep import SweepFolder, write_report
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
+from gpt2small_hf.training.budget import flops_per_token
+from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
+from upload.facts import Publication, about, loss_then, plural, training_seconds
+from upload.source import Source, find
+from upload.stage import check_sizes, files_of, stage, stage_license, stage_native
+
+
+@dataclass
+class Card:
+    """A card, and what it was made of."""
+
+    text: str
+    source: Source
+    folder: Path
+    publication: Publication
+
+    @property
+    def files(self) -> set[str]:
+        return {*files_of(self.folder), "README.md"}
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        return ModelCard(self.text).data.to_dict()
+
+    @property
+    def prose(self) -> str:
+        return ModelCard(self.text).text
+
+    def headings(self) -> list[str]:
+        tokens = parsed(self.prose)
+        return [f"{t.markup} {then.content}" for t, then in pairwise(tokens) if t.type == "heading_open"]
+
+    def tables(self) -> list[list[list[str]]]:
+        """Each table as rows of cells, the header first."""
+        found: list[list[list[str]]] = []
+        for token, then in pairwise(parsed(self.prose)):
+            if token.type == "table_open":
+                found.append([])
+            elif token.type == "tr_open":
+                found[-1].append([])
+            elif token.type in ("th_open", "td_open"):
+                found[-1][-1].append(plain(then))
+        return found
+
+    def table(self, first: str) -> dict[str, list[str]]:
+        """The one table with this cell in it: the first cell of each row, and the others."""
+        (table,) = [table for table in self.tables() if any(row[0] == first for row in table)]
+        return {row[0]: row[1:] for row in table[1:]}
+
+    def codes(self, language: str) -> list[str]:
+        return [t.content for t in parsed(self.prose) if t.type == "fence" and t.info == language]
+
+
+def parsed(markdown: str) -> list[Any]:
+    return MarkdownIt("commonmark", {"html": True}).enable("table").parse(markdown)
+
+
+def plain(inline: Any) -> str:
+    """What a reader sees of a line."""
+    return "".join(t.content for t in inline.children if t.type in ("text", "text_special", "code_inline"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def place(tmp_path_factory):
+    """A folder like a checkout, in which all of these tests are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("checkout"))
+        yield Path.cwd()
+
+
+def copied(run: RunFolder, name: str) -> RunFolder:
+    """A run under another name, to be changed."""
+    shutil.copytree(run.root, f"runs/{name}", ignore=shutil.ignore_patterns("checkpoints"))
+    return RunFolder(Path("runs") / name)
+
+
+def change(path: Path, **parts: dict[str, Any]) -> None:
+    """Change some values in some parts of a run's file."""
+    told = read_json(path)
+    for part, values in parts.items():
+        told[part] = {**(told[part] or {}), **values}
+    write_json(path, told)
+
+
+COUNT = iter(range(10**6))
+
+
+def card_of(name: Path | Source, **more: Any) -> Card:
+    """Stage and render as push.py does."""
+    source = name if isinstance(name, Source) else find(name)
+    publication = Publication(**{"repo_id": f"you/{source.name}", "pin": "v1", **more})
+    folder = Path(f"staged/{next(COUNT)}")
+    stage(source, folder)
+    if publication.native:
+        ours, folder = folder, Path(f"staged/{next(COUNT)}")
+        stage_native(ours, folder)
+    stage_license(folder, publication.license, native=publication.native)
+    return Card(render(source, folder, publication), source, folder, publication)
+
+
+VARIANTS = (
+    *("run", "chat", "checkpoint", "unfinished", "bare", "native", "converted", "converted without settings"),
+    *("adapters", "older run", "nothing but weights", "branches", "baseline", "sweep", "data of the Hub"),
+)
+
+
+@pytest.fixture(scope="module")
+def cards(place, tiny_run, chat_run, tiny_tokenizer, tmp_path_factory) -> dict[str, Card]:
+    """A card of each kind of model that can be published."""
+    shutil.copytree(tiny_run.root, "runs/short")
+    shutil.copytree(tiny_run.root, "runs/half")
+    Path("runs/half/evaluation/heldout.json").unlink()
+    shutil.copytree(tiny_run.model, "mine")
+    shutil.copytree(chat_run.root, "runs/chat")
+    tiny_tokenizer.save_pretrained("words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+        write_reference(Path("theirs"))
+        write_reference(Path("theirs-bare"))
+    told = {"dataset": "somebody/some-text", "min_train_tokens": 3_260_190_720, "microbatch_size": 6}
+    told |= {"learning_rate": 0.0014, "schedule_learning_rate": True, "warmup_period_percent": 5, "weight_decay": 0.1}
+    write_json(Path("theirs/train.json"), {**told, "gradient_accumulation_steps": 81, "clipping_max_norm": 1.0})
+
+    adapters = copied(chat_run, "adapters")
+    change(adapters.resolved, run={"lora_rank": 8, "lora_alpha": 16.0})
+    older = copied(tiny_run, "older")
+    resolved, heldout = read_json(older.resolved), read_json(older.heldout)
+    for name in ("sources", "splits", "tokenizer"):
+        del resolved["data"][name]
+    del resolved["rows_per_step"]
+    write_json(older.resolved, {**resolved, "made_by": {**resolved["made_by"], "commit": None}})
+    del heldout["new_text"], heldout["after"]["standard_error"]
+    write_json(older.heldout, heldout)
+    poor = copied(tiny_run, "poor")
+    shutil.rmtree(poor.root / "charts")
+    poor.completions.unlink()
+    poor.samples.unlink()
+    write_jsonl(poor.metrics, [{"step": 20, "loss": 3.7}])
+
+    of_hub = copied(tiny_run, "of-hub")
+    origin = {"dataset": "somebody/some-text", "config": "plain", "split": "train", "revision": "0123456789abcdef" * 2}
+    change(of_hub.resolved, data={"sources": {"train": [origin, {**origin, "split": "more"}]}})
+
+    rate = {"learning_rate": 0.02, "lr_scheduler_type": "constant", "lr_scheduler_kwargs": {"min_lr": None}}
+    other = copied(tiny_run, "other")
+    change(other.resolved, trainer=rate, run={"init_seed": 7, "seq_len": 16})
+    change(other.heldout, after={"loss": 3.5})
+    seeds = [(i, t) for i in (1, 2) for t in (1, 2)]
+    for n, (i, t) in enumerate(seeds):
+        one = copied(tiny_run, f"sweep/baseline-i{i}-t{t}")
+        change(one.heldout, after={"loss": 3.6 + n * n / 100})
+    Path("baseline.yaml").write_text("# Shows: what all others are compared with.\n")
+    write_report(SweepFolder(Path("runs/sweep")), {"baseline": Path("baseline.yaml")})
+    branches = [
+        {"revision": "step-10", "step": 10, "tokens": 1280, "loss": 4.273},
+        {"revision": "step-20", "step": 20, "tokens": None, "loss": None},
+    ]
+    return {
+        "run": card_of(Path("runs/short"), license="apache-2.0", languages=["en"]),
+        "chat": card_of(Path("runs/chat"), license="cc-by-4.0"),
+        "checkpoint": card_of(Path("runs/short/checkpoints/checkpoint-10"), pin="step-10"),
+        "unfinished": card_of(Path("runs/half")),
+        "bare": card_of(Path("mine"), pin=None),
+        "native": card_of(Path("runs/short"), native=True, repo_id="you/short-native", twin="you/short"),
+        "converted": card_of(find(Path("theirs"), "words"), twin="you/theirs-native"),
+        "converted without settings": card_of(find(Path("theirs-bare"), "words")),
+        "adapters": card_of(adapters.root),
+        "older run": card_of(older.root),
+        "nothing but weights": card_of(poor.root),
+        "branches": card_of(Path("runs/short"), branches=branches),
+        "baseline": card_of(Path("runs/short"), baseline=Run(other)),
+        "sweep": card_of(Path("runs/short"), baseline=Run(RunFolder(Path("runs/sweep/baseline-i1-t2")))),
+        "data of the Hub": card_of(of_hub.root),
+    }
+
+
+# ---- all kinds --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_card_of_each_kind_passes_the_gate(variant, cards):
+    gate(cards[variant].text, cards[variant].files)
+    assert is_untouched(cards[variant].text)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_section_is_empty_and_no_table_without_a_row(variant, cards):
+    card = cards[variant]
+    top = [token for token in parsed(card.prose) if token.level == 0 and token.nesting >= 0]
+    assert top[-1].type != "heading_open"
+    for token, then in pairwise(top):
+        if token.type == "heading_open" and then.type == "heading_open":
+            assert then.tag > token.tag, then.map
+    meant = re.findall(r"^\|(?: ?:?-+:? ?\|)+$", blanked(card.text), re.MULTILINE)
+    assert len(card.tables()) == len(meant)  # each is seen as a table
+    for table in card.tables():
+        assert len(table) > 1, table
+        assert {len(row) for row in table} == {len(table[0])}
+        assert all(any(cell for cell in row) for row in table[1:]), table
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_card_names_no_file_that_is_not_beside_it(variant, cards):
+    card = cards[variant]
+    named = re.findall(r"`(resolved\.json|evaluation/|charts/|LICENSE(?:-CODE)?)`", card.prose)
+    named += re.findall(r"\b\w+\.py\b", card.prose.partition("Python files of this repository")[2].partition(":")[0])
+    assert named or variant == "native"
+    for name in named:
+        assert any(file.startswith(name) for file in card.files), name
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_code_of_a_card_is_python_that_names_repository_and_revision(variant, cards):
+    card = cards[variant]
+    codes = card.codes("python")
+    assert len(codes) == 2
+    for code in codes:
+        calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+        loads = [call for call in calls if ast.unparse(call.func).endswith(("from_pretrained", "pipeline"))]
+        assert loads
+        for call in loads:
+            words = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+            named = [ast.literal_eval(argument) for argument in call.args]
+            assert card.publication.repo_id in (words.get("model"), *named)
+            assert words.get("revision") == card.publication.pin
+            assert words.get("trust_remote_code", False) is not card.publication.native
+
+
+def test_the_same_files_give_the_same_card(cards):
+    for card in cards.values():
+        assert render(card.source, card.folder, card.publication) == card.text
+
+
+SECTIONS = {  # by a word of their headings
+    "use": r"^## Use it",
+    "branches": r"^### Checkpoints",
+    "model": r"^## The model",
+    "results": r"^## Results",
+    "baseline": r"^### .*baseline",
+    "samples": r"^## How it (writes|answers)",
+    "ladder": r"^### .*while it learned",
+    "data": r"^## What it learned from",
+    "training": r"^## How it was trained",
+    "limits": r"^## What it is for",
+    "license": r"^## License",
+    "citation": r"^## Citation",
+}
+EVERYWHERE = {"use", "model", "limits", "license", "citation"}
+OF_RUN = {"samples", "ladder", "data", "training"}
+
+
+@pytest.mark.parametrize(
+    ("variant", "there"),
+    [
+        ("run", {"results", *OF_RUN}),
+        ("chat", {"results", *OF_RUN}),
+        ("adapters", {"results", *OF_RUN}),
+        ("data of the Hub", {"results", *OF_RUN}),
+        ("checkpoint", OF_RUN),
+        ("unfinished", OF_RUN),
+        ("bare", set()),
+        ("converted", {"training"}),
+        ("converted without settings", {"training"}),
+        ("older run", {"results", *OF_RUN} - {"data"}),
+        ("nothing but weights", {"results", "data", "training"}),
+        ("branches", {"results", "branches", *OF_RUN}),
+        ("baseline", {"results", "baseline", *OF_RUN}),
+        ("sweep", {"results", "baseline", *OF_RUN}),
+    ],
+)
+def test_a_section_without_facts_is_not_there(variant, there, cards):
+    name, *headings = cards[variant].headings()
+    assert name == f"# {cards[variant].source.name}"
+    expected = [section for section in SECTIONS if section in EVERYWHERE | there]
+    assert len(headings) == len(expected), headings
+    for section, heading in zip(expected, headings, strict=True):
+        assert re.match(SECTIONS[section], heading), (section, heading)
+
+
+@pytest.mark.parametrize("variant", ["converted", "converted without settings"])
+def test_a_converted_model_says_so_and_tells_no_more_than_the_settings_beside_it(variant, cards):
+    card = cards[variant]
+    assert "Its weights were trained by other code (reference series" in card.prose
+    if variant == "converted":
+        assert card.table("micro-batch, rows") == {
+            "data set": ["somebody/some-text"],
+            "tokens, at least": ["3,260,190,720"],
+            "micro-batch, rows": ["6"],
+            "gradient accumulation": ["81"],
+            "learning rate": ["0.0014"],
+            "schedule": ["warm-up, then cosine"],
+            "warm-up": ["5% of the steps"],
+            "weight decay": ["0.1"],
+            "gradients clipped at": ["1.0"],
+        }
+    else:
+        assert "No settings lay beside the weights that were converted." in card.prose
+
+
+def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_results(cards):
+    card = cards["checkpoint"]
+    then = {row["step"]: row["eval_loss"] for row in card.source.run.metrics if "eval_loss" in row}
+    assert re.search(rf"weights at step 10\b.* its held-out loss was {then[10]:.3f} nats", card.prose)
+    assert loss_then(card.source) == {"loss": then[10], "step": 10}
+    assert "1,280 tokens" in card.prose
+    assert "2,560" not in card.prose
+    after = read_json(card.source.place.heldout)["after"]
+    assert f"{after['loss']:.3f}" not in blanked(card.text)
+    assert card.table("parameters")
+    assert "model-index" not in card.metadata
+    assert loss_then(cards["run"].source) is None
+
+
+def test_of_an_unfinished_run_the_card_is_that_of_its_checkpoint(cards):
+    card = cards["unfinished"]
+    assert "weights at step 20" in card.prose
+    assert "## Results" not in card.headings()
+
+
+def test_the_native_form_names_its_class_needs_no_remote_code_and_points_to_the_other(cards):
+    card = cards["native"]
+    assert "trust_remote_code" not in card.prose
+    assert "[you/short](https://huggingface.co/you/short)" in card.prose
+    assert card.table("class")["class"] == ["GPT2LMHeadModel (model_type gpt2)"]
+    assert "trust_remote_code=True" in cards["converted"].prose
+    assert "(https://huggingface.co/you/theirs-native)" in cards["converted"].prose
+
+
+def test_branches_are_listed_and_what_is_not_known_of_them_is_a_dash(cards):
+    assert cards["branches"].table("step-10") == {
+        "step-10": ["10", "1,280", "4.273"],
+        "step-20": ["20", "–", "–"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("license", "said"),
+    [
+        ("apache-2.0", "Apache-2.0, weights and code (`LICENSE`)."),
+        ("mit", "The weights: mit. The code: Apache-2.0 (`LICENSE-CODE`)."),
+        (None, "Its owner has named no license for the weights. The code is under Apache-2.0 (`LICENSE-CODE`)."),
+    ],
+)
+def test_a_license_is_named_only_if_it_was_named_to_us(license, said, cards):
+    card = card_of(Path("runs/short"), license=license)
+    assert said in card.prose
+    assert card.metadata.get("license") == license
+    gate(card.text, card.files)
+
+
+# ---- numbers ----------------------------------------------------------------------------------------------------
+
+
+def told_by(name: str, losses: dict[str, Any]) -> list[str]:
+    return [f"{losses['loss']:.3f}", f"{losses['perplexity']:,.1f}", f"{losses['bits_per_byte']:.3f}"]
+
+
+@pytest.mark.parametrize("variant", ["run", "chat", "native", "older run"])
+def test_the_results_are_those_that_were_measured(variant, cards):
+    card = cards[variant]
+    heldout = read_json(card.source.place.heldout)
+    labels = {"before": "before training", "unigram": "unigram (frequencies alone)", "after": "after training"}
+    expected = {label: told_by(name, heldout[name]) for name, label in labels.items()}
+    if heldout.get("new_text"):
+        share = f"{100 * heldout['new_text']['share']:.3g}%"
+        (label,) = [label for label in card.table("after training") if share in label]
+        expected[label] = told_by("", heldout["new_text"])
+    assert card.table("after training") == expected
+    after, rows = heldout["after"], heldout["rows"]
+    assert (
+        f"its loss is **{after['loss']:.3f}** nats per token, from {heldout['before']['loss']:.3f} before" in card.prose
+    )
+    n = f"{rows['conversations']:,} conversations" if variant == "chat" else f"{rows['rows']:,} rows"
+    assert f"Measured on {rows['predicted_tokens']:,} tokens in {n} that were not trained on" in card.prose
+    error = f"would move the loss by about {after.get('standard_error', 0):.3f} (one standard error"
+    assert (error in card.prose) == (variant != "older run")
+    if variant == "chat":
+        told = heldout["answers"]
+        assert f"Of {told['asked']} held-out questions, {told['ended']} sampled answers ended" in card.prose
+
+
+@pytest.mark.parametrize("variant", ["run", "chat"])
+def test_the_settings_are_those_in_force(variant, cards):
+    card = cards[variant]
+    resolved = read_json(card.source.place.resolved)
+    t, model, data = resolved["trainer"], resolved["model"], resolved["data"]
+    row = data["train"]["tokens"] / data["train"]["rows"] if variant == "chat" else model["max_position_embeddings"]
+    about_ = "about " if variant == "chat" else ""
+    told = {name: cell for name, (cell,) in card.table("optimizer").items()}
+    assert told.pop("learning rate").startswith(f"{t['learning_rate']:.1e}")
+    assert told.pop("seed") == str(t["seed"])
+    least = t["lr_scheduler_kwargs"]["min_lr_rate"]
+    assert f"{least:.0%}" in card.table("optimizer")["learning rate"][0]
+    assert told == {
+        "rows a step": f"{resolved['rows_per_step']} ({t['per_device_train_batch_size']} a device x 1 accumulated x "
+        "1 device)",
+        "tokens a step": f"{about_}{round(resolved['rows_per_step'] * row)}",
+        "steps": f"{card.source.step}",
+        "warm-up": "2 steps" if variant == "run" else f"{100 * t['warmup_steps']:g}% of the steps",
+        "optimizer": f"{t['optim']}, betas {t['adam_beta1']:g} and {t['adam_beta2']:g}, epsilon {t['adam_epsilon']:g}",
+        "weight decay": f"{t['weight_decay']:g} (matrices alone)",
+        "gradients clipped at norm": f"{t['max_grad_norm']:g}",
+        "dropout": ", ".join(f"{name} {model[name]:g}" for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")),
+        "precision": "float32",
+        "torch.compile": "no",
+    }
+    rank = cards["adapters"].table("optimizer")
+    assert rank.pop("LoRA rank") == ["8"]
+    assert rank == cards["chat"].table("optimizer")
+
+
+@pytest.mark.parametrize("variant", ["run", "chat", "native", "checkpoint", "converted"])
+def test_the_sizes_are_those_of_the_weights(variant, cards):
+    card = cards[variant]
+    weights = load_file(card.folder / "model.safetensors")
+    config = read_json(card.source.model / "config.json")
+    total = sum(weight.numel() for weight in weights.values())
+    embeddings = sum(weight.numel() for name, weight in weights.items() if re.search("embed_|wte|wpe", name))
+    told = card.table("parameters")
+    assert told["parameters"] == [f"{total:,} ({total - embeddings:,} without embeddings)"]
+    sizes = [config[name] for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")]
+    if variant == "native":
+        config = read_json(card.folder / "config.json")
+        sizes = [config["n_layer"], config["n_embd"], config["n_head"]]
+        config["max_position_embeddings"] = config["n_positions"]
+    (layers,) = [cells[0] for name, cells in told.items() if name.startswith("layers")]
+    assert [int(number) for number in re.findall(r"\d+", layers)] == sizes
+    assert told["context"] == [f"{config['max_position_embeddings']} tokens, learned positions"]
+    assert told["vocabulary"] == [
+        f"{config['vocab_size']}; head {'tied to the embedding' if config['tie_word_embeddings'] else 'untied'}"
+    ]
+    digest = sha256(card.folder / "model.safetensors")[:16]
+    assert told["weights"] == [f"float32, safetensors, SHA-256 {digest}…"]
+    assert f"A {'small chat model:' if variant == 'chat' else 'language model of'} {total:,} parameters" in card.prose
+
+
+@pytest.mark.parametrize("variant", ["run", "chat", "checkpoint"])
+def test_time_and_hardware_are_those_that_were_logged(variant, cards):
+    card = cards[variant]
+    source, resolved = card.source, read_json(card.source.place.resolved)
+    rows = [
+        row for row in read_jsonl(source.place.metrics) if row["step"] <= source.step and "tokens_per_second" in row
+    ]
+    tokens = rows[-1]["num_input_tokens_seen"]
+    if variant != "chat":
+        assert f" {about(tokens)} tokens" in card.prose
+    seconds = round(training_seconds(rows))
+    told = card.table("hardware")
+    device = resolved["device"]
+    assert told["hardware"][0].startswith(f"CPU ({device['name']}), {plural(device['threads'], 'thread')}")
+    assert told["time in training steps"] == [f"{seconds // 60} min {seconds % 60} s"]
+    assert told["peak memory"] == [f"{max(row['memory_gib'] for row in rows):.1f} GiB"]
+    row_length = resolved["run"]["seq_len"] or resolved["model"]["max_position_embeddings"]
+    flops = flops_per_token(check_sizes(source.model), row_length) * tokens
+    (told_flops,) = [cells for name, cells in told.items() if name.startswith("FLOPs")]
+    assert told_flops == [f"{flops:.2e}"]
+    made_by = resolved["made_by"]
+    origin = card.table("begun")
+    assert origin["begun"] == [made_by["date"]]
+    assert made_by["versions"]["torch"] in origin["versions"][0]
+    assert origin["weights"] == [f"of step {source.step}"]
+
+
+def test_every_number_of_the_results_and_settings_stands_in_a_file_of_the_run(cards):
+    for variant in ("run", "chat", "baseline", "sweep"):
+        card = cards[variant]
+        files = [card.source.place.resolved, card.source.place.heldout, card.source.model / "config.json"]
+        baseline = card.publication.baseline
+        if baseline is not None:
+            files += [baseline.folder.resolved, baseline.folder.heldout]
+        known = {number for path in files for number in numbers(read_json(path))}
+        known |= {round(card.source.run.resolved["rows_per_step"] * tokens) for tokens in row_lengths(card)}
+        known |= {card.source.step}
+        for first in ("after training", "optimizer", *(["setting"] if variant == "baseline" else [])):
+            for table in card.tables():
+                if not any(row[0] == first for row in table):
+                    continue
+                for token in re.findall(
+                    r"(?<![\w.])[\d,]*\d(?:\.\d+)?(?:e[+-]?\d+)?%?", " ".join(chain.from_iterable(table[1:]))
+                ):
+                    assert any(told_as(token, number) for number in known), (variant, token)
+
+
+def row_lengths(card: Card) -> list[float]:
+    data = card.source.run.resolved["data"]
+    of_chats = [data["train"]["tokens"] / data["train"]["rows"]] if "train" in data else []
+    return [card.source.run.resolved["model"]["max_position_embeddings"], *of_chats]
+
+
+def numbers(value: Any) -> list[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for item in value for number in numbers(item)]
+    return [value] if isinstance(value, int | float) and not isinstance(value, bool) else []
+
+
+def told_as(token: str, number: float) -> bool:
+    """Whether a number, rounded as it is told, is this one."""
+    if token.endswith("%"):
+        return f"{100 * number:.3g}%" == token
+    digits = len(token.partition(".")[2]) if "e" not in token else 1
+    return token in (f"{number:,.{digits}f}", f"{number:.{digits}e}", f"{number:g}", f"{number}")
+
+
+def test_beside_a_baseline_settings_and_losses_are_told_apart(cards):
+    card = cards["baseline"]
+    told = card.table("learning_rate")
+    assert list(told) == ["seq_len", "init_seed", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs"]
+    assert told["learning_rate"] == ["0.02", "0.01"]
+    assert told["lr_scheduler_type"] == ["constant", "cosine_with_min_lr"]
+    assert (told["seq_len"][0], told["init_seed"][0]) == ("16", "7")  # and in this run: unset, whatever that is called
+    loss = read_json(card.source.place.heldout)["after"]["loss"]
+    assert f"Held-out loss {loss:.4f} against 3.5000: **{loss - 3.5:+.4f}**." in card.prose
+    assert "One run of each, so how much of it is luck of the seeds is not known." in card.prose
+
+
+def test_beside_a_baseline_of_a_sweep_the_noise_of_its_seeds_is_told(cards):
+    card = cards["sweep"]
+    spread = read_json(Path("runs/sweep/sweep.json"))["noise"]["baseline"]
+    assert (
+        f"a standard deviation of {spread['both']:.4f} (both seeds), {spread['init_seed']:.4f} (other initial"
+        in card.prose
+    )
+    assert "in 4 runs." in card.prose
+    assert "No setting that decides what is learned differs." in card.prose
+    assert "One run: what other seeds would have given was not measured." not in card.prose
+
+
+def test_losses_on_other_rows_are_not_compared(tiny_run):
+    other = copied(tiny_run, "other-rows")
+    change(other.heldout, rows={"rows": 13})
+    card = card_of(Path("runs/short"), baseline=Run(other))
+    assert "The two were not measured on the same held-out rows, so their losses do not compare." in card.prose
+    assert "Held-out loss" not in card.prose
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (0, "0"),
+        (7, "7"),
+        (16608, "16,608"),
+        (99_999, "99,999"),
+        (100_000, "0.1 million"),
+        (281_344, "0.28 million"),
+        (999_999, "1 million"),
+        (1_234_567, "1.23 million"),
+        (99_999_999, "100 million"),
+        (124_439_808, "124 million"),
+        (163_009_536, "163 million"),
+        (3_260_190_720, "3.26 billion"),
+    ],
+)
+def test_a_count_is_told_as_people_say_it(count, said):
+    assert about(count) == said
+
+
+# ---- time -------------------------------------------------------------------------------------------------------
+
+
+def test_training_time_is_that_of_the_steps_of_all_sittings():
+    rows = [
+        {"step": 0, "eval_loss": 5.0},
+        {"step": 10, "loss": 4.0, "num_input_tokens_seen": 1000, "tokens_per_second": 100.0},
+        {"step": 10, "eval_loss": 4.5},
+        {"step": 20, "loss": 3.0, "num_input_tokens_seen": 3000, "tokens_per_second": 500.0},
+    ]
+    assert training_seconds(rows) == pytest.approx(1000 / 100 + 2000 / 500)
+    assert training_seconds([]) is None
+    assert training_seconds([{"step": 5, "loss": 1.0}]) is None
+
+
+def test_of_a_resumed_run_the_steps_of_both_sittings_count_once(tiny_run, tmp_path):
+    root = tmp_path / "runs" / "short"
+    shutil.copytree(tiny_run.root, root)
+    for path in (root / "checkpoints" / "checkpoint-20", root / "model", root / "evaluation"):
+        shutil.rmtree(path)
+    before = read_jsonl(root / "metrics.jsonl")
+    run = run_train(tiny_words(tmp_path, root))
+    rows = read_jsonl(run.metrics)
+    steps = [row for row in rows if "tokens_per_second" in row]
+    assert [row["step"] for row in steps] == [5, 10, 15, 20]
+    assert rows[:3] == before[:3]
+    assert steps[-1]["tokens_per_second"] != before[-3]["tokens_per_second"]
+    assert training_seconds(rows) == pytest.approx(sum(5 * 4 * 32 / row["tokens_per_second"] for row in steps))
+
+
+# ---- metadata ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_hub_is_told_how_to_load_it_and_what_it_does(variant, cards):
+    told = cards[variant].metadata
+    assert told["library_name"] == "transformers"
+    assert told["pipeline_tag"] == "text-generation"
+    chats = variant in ("chat", "adapters")
+    assert told["tags"] == ["gpt2small_hf", "gpt2", *(["conversational"] if chats else [])]
+    assert told.get("language") == (["en"] if variant == "run" else None)
+    assert told.get("license") == {"run": "apache-2.0", "chat": "cc-by-4.0"}.get(variant)
+
+
+@pytest.mark.parametrize("variant", ["run", "chat", "native", "data of the Hub"])
+def test_the_hub_is_told_the_loss_that_was_measured(variant, cards):
+    card = cards[variant]
+    after = read_json(card.source.place.heldout)["after"]
+    told = {result.metric_type: result for result in ModelCard(card.text).data.eval_results}
+    assert {kind: result.metric_value for kind, result in told.items()} == {
+        kind: pytest.approx(after[kind], abs=1e-6) for kind in ("loss", "perplexity", "bits_per_byte")
+    }
+    assert card.metadata["model-index"][0]["name"] == card.publication.repo_id.split("/")[1]
+    of = {"chat": "chats.jsonl", "data of the Hub": "somebody/some-text"}.get(variant, "corpus.jsonl")
+    assert told["loss"].dataset_name.startswith(f"held-out part of {of}")
+    assert (told["loss"].dataset_type == of) == (variant == "data of the Hub")
+
+
+@pytest.mark.parametrize("variant", ["checkpoint", "unfinished", "bare", "converted", "older run"])
+def test_nothing_is_claimed_where_nothing_was_measured_or_nobody_knows_on_what(variant, cards):
+    assert "model-index" not in cards[variant].metadata
+
+
+def test_data_sets_are_named_only_where_they_are_the_hubs(cards, chat_run):
+    named = {variant: card.metadata.get("datasets") for variant, card in cards.items()}
+    expected = dict.fromkeys(VARIANTS)
+    assert named == expected | {"converted": ["somebody/some-text"], "data of the Hub": ["somebody/some-text"]}
+    assert "[somebody/some-text](https://huggingface.co/datasets/somebody/some-text), configuration plain" in (
+        cards["data of the Hub"].prose
+    )
+
+
+@pytest.mark.parametrize("name", ["data/chats.jsonl", "gone/chats.parquet", "data/chats"])
+def test_a_file_that_is_no_longer_there_is_not_taken_for_a_data_set_of_the_hub(name, chat_run):
+    run = copied(chat_run, f"moved-{name.replace('/', '-')}")
+    origin = read_json(run.resolved)["data"]["sources"]["train"][0]
+    assert "sha256" in origin
+    change(run.resolved, data={"sources": {"train": [{**origin, "name": name}], "validation": []}})
+    assert card_of(run.root).metadata.get("datasets") is None
+
+
+def test_chats_of_the_hub_are_named_with_their_revision(chat_run):
+    run = copied(chat_run, "chats-of-hub")
+    origin = {"name": "somebody/chats:test", "shape": "x", "conversations": 32, "unreadable": 0, "revision": "abc123"}
+    change(run.resolved, data={"sources": {"train": [origin], "validation": []}})
+    card = card_of(run.root)
+    assert card.metadata["datasets"] == ["somebody/chats"]
+    assert "[somebody/chats](https://huggingface.co/datasets/somebody/chats), 32 conversations, revision abc123" in (
+        card.prose.replace("`", "")
+    )
+
+
+@pytest.fixture
+def with_base(tiny_run, chat_run, tmp_path, monkeypatch) -> RunFolder:
+    """A chat run whose base lies beside it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/MyBase")
+    run = copied(chat_run, "talk")
+    change(run.resolved, base={"init_from": "runs/MyBase/model"})
+    return run
+
+
+def publish(run: Path, digest: str, **more: Any) -> None:
+    file = {"size": 1, "sha256": digest}
+    told = {"repo_id": "you/base-model", "pull_request": None, "verified": {"checksums": 1}}
+    write_json(run / "published.json", {**told, "files": {"model.safetensors": file}, **more})
+
+
+def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_base):
+    card = card_of(with_base.root)
+    assert card.metadata.get("base_model") is None
+    assert card.metadata.get("base_model_relation") is None
+    assert "The run MyBase learned to answer from" in card.prose
+    weights = sha256(Path("runs/MyBase/model/model.safetensors"))
+    assert weights == read_json(with_base.resolved)["base"]["sha256"]
+    for not_there in ({"digest": "0" * 64}, {"verified": None}, {"pull_request": "https://example.com/1"}):
+        publish(Path("runs/MyBase"), **{"digest": weights, **not_there})
+        assert card_of(with_base.root).text == card.text
+    publish(Path("runs/MyBase"), weights)
+    card = card_of(with_base.root)
+    assert (card.metadata["base_model"], card.metadata["base_model_relation"]) == ("you/base-model", "finetune")
+    assert "[you/base-model](https://huggingface.co/you/base-model) learned to answer from" in card.prose
+
+
+def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_base):
+    change(with_base.resolved, base={"init_from": "somebody/their-base"})
+    assert card_of(with_base.root).metadata["base_model"] == "somebody/their-base"
+    for gone in ("runs/gone/model", "/data/runs/gone/model", "out/checkpoints/checkpoint-10"):
+        change(with_base.resolved, base={"init_from": gone})
+        assert card_of(with_base.root).metadata.get("base_model") is None
+
+
+# ---- the template -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("{{ carbon_footprint }}", "asks for what is not known: 'carbon_footprint' is undefined"),
+        ("{{ run.emissions }}", "asks for what is not known: 'dict object' has no attribute 'emissions'"),
+        ("{% if budget %}x{% endif %}", "asks for what is not known: 'budget' is undefined"),
+        ("\n{% if run %}", ", line 2 cannot be rendered: Unexpected end of template."),
+        ("{{ name | shouted }}", ", line 1 cannot be rendered: No filter named 'shouted'."),
+        ("{% include 'more.j2' %}", " cannot be rendered: 'more.j2' not found"),
+    ],
+)
+def test_a_template_that_asks_for_what_nobody_knows_is_refused_by_the_name_of_it(words, said, cards, tmp_path):
+    card, template = cards["run"], tmp_path / "mine.j2"
+    template.write_text(words)
+    with pytest.raises(UsageError) as refused:
+        render(card.source, card.folder, card.publication, template)
+    assert str(refused.value).startswith(f"{template}")
+    assert said in str(refused.value)
+
+
+def test_a_template_of_ones_own_is_rendered_with_the_same_facts(cards, tmp_path):
+    card, template = cards["run"], tmp_path / "mine.j2"
+    template.write_text("# {{ name | md }}\n\n{{ sizes.about }} parameters, loss {{ heldout.after.loss | loss }}\n")
+    text = render(card.source, card.folder, card.publication, template)
+    loss = card.source.run.heldout["after"]["loss"]
+    assert ModelCard(text).text.strip().startswith(f"# short\n\n16,608 parameters, loss {loss:.3f}\n")
+    assert is_untouched(text)
+
+
+# ---- the gate ---------------------------------------------------------------------------------------------------
+
+HEADER = "---\nlibrary_name: transformers\n---\n\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Machine type: TODO", "the card has TODO in line 7: 'Machine type: TODO'"),
+        ("FIXME later", "the card has TODO in line 7"),
+        ("[More Information Needed]", "the card has More Information Needed in line 7"),
+        ("A tuned version of [](https://huggingface.co/).", "the card has an empty link in line 7"),
+        ("A tuned version of [gpt2]().", "the card has an empty link in line 7"),
+        ("A tuned version of []().", "the card has an empty link in line 7"),
+        ("| loss | None |", "the card has None in line 7: '| loss | None |'"),
+        ("| loss | nan |", "the card has nan in line 7"),
+        ("**NaN**", "the card has nan in line 7"),
+        ("{{ loss }}", "the card has an unrendered placeholder in line 7"),
+        ("{% if loss %}", "the card has an unrendered placeholder in line 7"),
+        ("![loss](charts/loss.png)", "the card names charts/loss.png in line 7, which is not published"),
+        ("See [the settings](resolved.json).", "the card names resolved.json in line 7, which is not published"),
+        ("See `code` and [x](y.md) and `more`.", "the card names y.md in line 7, which is not published"),
+        ('See [x](y.md "title").', "the card names y.md in line 7, which is not published"),
+    ],
+)
+def test_an_unfinished_card_is_refused_with_the_line(line, said):
+    with pytest.raises(UsageError) as refused:
+        gate(f"{HEADER}# A model\n\n{line}\n", {"README.md"})
+    assert str(refused.value).startswith(said)
+    assert "Mend model_card.j2." in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        ("---\nlicense: TODO\n---\n\n# A model\n", "the card has TODO in line 2: 'license: TODO'"),
+        ("---\nlicense: None\n---\n\n# A model\n", "the card has None in line 2"),
+        ("---\nlicense: [\n---\n\n# A model\n", "the card's metadata is not YAML: "),
+        ("---\nlicense\n---\n\n# A model\n", "the card has no metadata between two lines of ---"),
+        ("# A model\n", "the card has no metadata between two lines of ---"),
+        ("---\nlicense: mit\n", "the card has no metadata between two lines of ---"),
+        ("", "the card has no metadata between two lines of ---"),
+    ],
+)
+def test_metadata_that_is_missing_or_unfinished_is_refused(card, said):
+    with pytest.raises(UsageError) as refused:
+        gate(card, set())
+    assert str(refused.value).startswith(said)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "```text\nreturn None  # TODO {{ x }} {% if %} nan []() ![](gone.png)\n```",
+        "```python\ndef f() -> None: ...\n```",
+        "````text\n```\nNone\n```\nNone\n````",
+        "a `None` and ``a ` None`` and `{{ x }}`",
+        "| `None` | `TODO` |",
+        "TODOs, nano, NaNs, Nonesuch, None_such",
+        "[up](#results) [out](https://example.com) [mail](mailto:a@b.c) ![there](charts/loss.png) [it](README.md)",
+        "an array[0] (zero) and \\[a\\](b)",
+    ],
+)
+def test_the_same_words_in_code_and_other_words_are_no_reason(lines):
+    gate(f"{HEADER}# A model\n\n{lines}\n", {"README.md", "charts/loss.png"})
+
+
+def test_after_a_block_of_code_the_gate_looks_again():
+    with pytest.raises(UsageError, match=r"the card has None in line 10: 'None'"):
+        gate(f"{HEADER}# A model\n\n```text\nNone\n```\nNone\n", {"README.md"})
+
+
+def test_a_missing_picture_of_a_real_card_is_refused(cards):
+    card = cards["run"]
+    with pytest.raises(UsageError, match=r"^the card names charts/loss\.png in line \d+, which is not published"):
+        gate(card.text, card.files - {"charts/loss.png"})
+
+
+# ---- what a model or a user wrote -------------------------------------------------------------------------------
+
+WRITTEN = (
+    "def f(x):\n    if x is None:  # TODO\n        return {{ x }}\n\n\n\n\treturn {% if %}\n",
+    "```\nout of the block\n```\n\n````text\n# A heading\n````",
+    "---\nlicense: stolen\n---\n",
+    "<script>alert(1)</script></code></pre><img src=x onerror=alert(1)><!-- <style>",
+    "| a | b |\n| --- | --- |\n| [](x) | ![](gone.png) |\n\n# Heading\n\n* * *\n",
+    "<!-- made by gpt2small_hf, 0123456789abcdef -->\n~~~\n    ```\n",
+    "\U0001f600 \\ \\\\ $x$ &lt; &amp; `` ` ``` nan \ufffd",
+    "\x1b[31m\x00\x07\x0c\x1c\x85\u2028\u202e",
+    "one\r\ntwo\rthree\r\n",
+)
+
+
+def write_everywhere(run: RunFolder, text: str) -> None:
+    """As if this was the prompt, and what the model made of it."""
+    completions = read_json(run.completions)
+    made = {"prompt": text.strip(), "greedy": f"{text}\nlikely", "sampled": f"{text}\nother"}
+    sample = {**completions["completions"][0], **made}
+    write_json(run.completions, {**completions, "completions": [sample]})
+    write_jsonl(run.samples, [{"step": step, **sample} for step in (0, 10, 20)])
+    change(run.resolved, run={"prompts": [text.strip()]})
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+@pytest.mark.parametrize("of", ["run", "chat"])
+def test_what_a_model_writes_cannot_break_its_card(of, text, tiny_run, chat_run, cards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied({"run": tiny_run, "chat": chat_run}[of], {"run": "short", "chat": "chat"}[of])
+    write_everywhere(run, text)
+    card = card_of(run.root, license=cards[of].publication.license, languages=cards[of].publication.languages)
+    gate(card.text, card.files)
+    assert is_untouched(card.text)
+    assert card.headings() == cards[of].headings()
+    assert card.metadata == cards[of].metadata
+    assert [table[0] for table in card.tables()] == [table[0] for table in cards[of].tables()]
+    assert not live(page(card.text, "staged"))
+    (shown,) = [code for code in card.codes("text") if "likeliest" in code]
+    for end in ("likely", "other"):  # where lines are broken is another matter
+        assert letters(f"{text}{end}") in letters(shown)
+    (prompt,) = [code for code in card.codes("python") if "pipeline(" in code]
+    assert text.strip() in [node.value for node in ast.walk(ast.parse(prompt)) if isinstance(node, ast.Constant)]
+
+
+def letters(text: str) -> str:
+    """What is neither space nor a character that some mark may stand for."""
+    return "".join(c for c in text if (c.isascii() and c.isprintable() and c != " ") or c == "\U0001f600")
+
+
+@pytest.mark.parametrize("text", WRITTEN)
+def test_a_card_is_text_that_any_editor_keeps_as_it_is(text, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "short")
+    write_everywhere(run, text)
+    card = card_of(run.root)
+    assert not re.search("[\\x00-\\x08\\x0b-\\x1f\\x7f\\x85\\u2028\\u2029]", card.text)
+    (card.folder / "README.md").write_text(card.text, encoding="utf-8")
+    assert is_untouched((card.folder / "README.md").read_text(encoding="utf-8"))
+    assert is_untouched(card.text.replace("\n", "\r\n"))
+
+
+def test_what_a_model_writes_is_shown_line_by_line_as_it_wrote_it(tiny_run):
+    run = copied(tiny_run, "lines")
+    write_everywhere(run, WRITTEN[0])
+    (shown,) = [code for code in card_of(run.root).codes("text") if "likeliest" in code]
+    assert f"{WRITTEN[0]}\nlikely" in shown
+    assert f"{WRITTEN[0]}\nother" in shown
+
+
+NAMES = (
+    "my_first_model_v1",
+    "l'ö\"ß 日本 😀",
+    "a [b] | *d* `e` # {f} $h$ ~i &amp; j",
+    "<script>alert(1)<img src=x onerror=alert(1)>",
+    "--- name: x",
+    "-5",
+    "yes: no",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_cannot_break_a_card(name, tiny_run, cards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "short")
+    other = copied(tiny_run, f"{name}")
+    change(other.resolved, run={"init_seed": 3})
+    data = read_json(run.resolved)["data"]
+    source = {**data["sources"]["train"][0], "file": f"{name}.txt"}
+    tokenizer = {**data["tokenizer"], "name": f"words/{name}"}
+    change(run.resolved, data={"sources": {"train": [source]}, "tokenizer": tokenizer})
+    change(
+        run.resolved,
+        base={"init_from": f"runs/{name}/model", "sha256": "0" * 64},
+        made_by={"command": f"python {name}"},
+    )
+    card = card_of(run.root, baseline=Run(other))
+    assert card.metadata["model-index"][0]["results"][0]["dataset"]["name"].startswith("held-out part of ")
+    assert [heading for heading in card.headings() if "baseline" not in heading] == cards["run"].headings()
+    assert not live(page(card.text, "staged"))
+    shown = [plain(token) for token in parsed(card.prose) if token.type == "inline"]
+    assert any(line.startswith(f"{name}.txt, ") for line in shown)
+    assert f"Beside the baseline {name}" in shown
+    gate(card.text, card.files)
+
+
+@pytest.mark.parametrize("name", ["my_first_model_v1", "_a_", "v1.0-rc_2"])
+def test_the_name_of_a_repository_is_shown_as_it_is(name, cards):
+    card = card_of(Path("runs/short"), repo_id=f"you_too/{name}")
+    assert card.headings()[0].replace("\\", "") == f"# {name}"
+    shown = page(card.text, "staged")
+    assert f"<h1>{name}</h1>" in shown
+    assert f"<title>{name}</title>" in shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("'", '"', "'\"", "'''", '"""', "\\", "\\n", "a\nb", "a\r\nb", "\t", "\x00\x1b", "\x85\u2028"),
+        *("é", "日本", "\U0001f600 \U0001f468\u200d\U0001f469", "{{ x }}", "{x}", "</script>", "&<>", "```", "# a"),
+    ],
+)
+def test_code_in_a_card_has_the_prompt_whatever_it_is(cards, text):
+    card = cards["run"]
+    run = Run(card.source.place)
+    run.resolved = {**run.resolved, "run": {**run.resolved["run"], "prompts": [text]}}
+    codes = replace(card, text=render(replace(card.source, run=run), card.folder, card.publication)).codes("python")
+    for code in codes:
+        assert text in [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+
+
+# ---- for a browser ----------------------------------------------------------------------------------------------
+
+
+class Tags(html.parser.HTMLParser):
+    """The tags of a page, with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def live(shown: str) -> list[tuple[str, dict[str, str | None]]]:
+    """Tags of a page that our template does not make."""
+    tags = Tags()
+    tags.feed(shown)
+    ours = {
+        *("html", "meta", "title", "style", "details", "summary", "pre", "code", "p", "h1", "h2", "h3", "a", "strong"),
+        *("em", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
+    }
+    return [
+        (tag, attributes)
+        for tag, attributes in tags.found
+        if (tag not in ours and not (tag == "img" and (attributes.get("src") or "").startswith("staged/charts/")))
+        or any(name.startswith("on") for name in attributes)
+        or (attributes.get("href") or "https:").split(":")[0] != "https"
+    ]
+
+
+def test_the_page_shows_the_whole_card_with_its_pictures(cards):
+    card = cards["run"]
+    shown = page(card.text, "my staged")
+    tags = Tags()
+    tags.feed(shown)
+    pictures = [attributes["src"] for tag, attributes in tags.found if tag == "img"]
+    assert sorted(pictures) == sorted(f"my%20staged/{name}" for name in card.files if name.endswith(".png"))
+    assert "library_name: transformers" in shown
+    assert shown.count("<h2>") == sum(heading.startswith("## ") for heading in card.headings())
+    assert shown.count("<table>") == len(card.tables())
+    assert not live(page(card.text, "staged"))
+
+
+@pytest.mark.parametrize("text", ["<script>x</script>", "<b onclick=x>", "<a href='javascript:x'>", "<iframe>"])
+def test_no_live_page_is_taken_for_a_dead_one(text):
+    assert live(page(f"{HEADER}{text}\n", "staged"))
+
+
+# ---- the mark, the fingerprint ----------------------------------------------------------------------------------
+
+
+def test_a_card_is_known_again_also_with_other_ends_of_lines(cards):
+    for card in cards.values():
+        assert is_untouched(card.text)
+        assert is_untouched(card.text.replace("\n", "\r\n"))
+
+
+def test_a_card_that_was_edited_anywhere_is_not_untouched(cards):
+    text = cards["run"].text
+    for at in range(0, len(text) - 1, 7):
+        other = "y" if text[at] == "x" else "x"
+        assert not is_untouched(text[:at] + other + text[at + 1 :]), at
+        assert not is_untouched(text[:at] + "x" + text[at:]), at
+        assert not is_untouched(text[:at] + text[at + 1 :]), at
+    assert not is_untouched(text + "x")
+    assert not is_untouched(text + "\nMore.\n")
+
+
+def test_a_card_without_its_mark_or_with_one_of_another_card_is_not_untouched(cards):
+    text, other = cards["run"].text, cards["chat"].text
+    mark = re.compile(r"\n<!-- made by gpt2small_hf, \w{16} -->\n$")
+    body, (others,) = mark.sub("", text), mark.findall(other)
+    assert len(body) < len(text)
+    assert not is_untouched(body)
+    assert not is_untouched(body + others)
+    assert not is_untouched("")
+    assert not is_untouched("# A model\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "config.json", "gpt.py", "tokenizer.json", "chat_template.jinja"]
+)
+def test_the_fingerprint_changes_with_any_file_that_is_loaded(name, cards):
+    files = files_of(cards["chat"].folder)
+    before = fingerprint(files)
+    assert re.fullmatch("[0-9a-f]{8}", before)
+    changed = {**files, name: {**files[name], "sha256": "0" * 64}}
+    assert fingerprint(changed) != before
+    assert fingerprint({other: file for other, file in files.items() if other != name}) != before
+    assert fingerprint({**files, "more.py": files["gpt.py"]}) != before
+
+
+def test_the_fingerprint_does_not_change_with_the_card_or_what_shows_how_it_came_to_be(cards):
+    files = files_of(cards["chat"].folder)
+    before = fingerprint(files)
+    told = {"size": 1, "sha256": "0" * 64}
+    for name in ("README.md", "LICENSE", "resolved.json", "evaluation/heldout.json", "charts/loss.png", "charts/x.png"):
+        assert fingerprint({**files, name: told}) == before
+    assert fingerprint(dict(reversed(files.items()))) == before
+
+
+def test_the_template_names_no_number_of_its_own():
+    prose = re.sub(r"\{[{%#].*?[#%}]\}|```.*?```|`[^`]*`", " ", TEMPLATE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = re.findall(r"(?<![\w.-])\d[\d.,]*", prose)
+    assert not found

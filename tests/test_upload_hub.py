@@ -1,0 +1,388 @@
+"""Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command goes on."""
+
+from dataclasses import replace
+
+import pytest
+from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
+
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
+from upload.arguments import parse_arguments
+from upload.card import marked
+from upload.push import publish
+
+pytest_plugins = ["pushing"]
+pytestmark = pytest.mark.slow
+
+THIS = ("runs/short", REPO)
+QUICK = (*THIS, "--no_verify")
+
+
+def assert_untouched(hub: HubServer) -> None:
+    """Nothing but what the Hub itself puts into a new repository, hidden and without a tag, if there is one at all."""
+    assert [commit.title for commit in hub.landed] in ([], ["initial commit"])
+    assert all(repo.private and not repo.tags for repo in hub.repos.values())
+
+
+def assert_published(hub: HubServer, run: RunFolder, commits: int = 1) -> None:
+    """All that was staged, in one commit, tagged; and nothing else."""
+    assert published(hub) == contents(run.staged)
+    assert len(hub.landed) == 1 + commits
+    (marked,) = hub.repos[REPO].tags.values()
+    assert marked == hub.landed[-1].oid == read_json(run.published)["commit"]
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
+def test_a_push_killed_under_the_weights_leaves_nothing_and_the_same_command_completes_it(hub, push, run, xet):
+    pause = hub.pause("/v1/xorbs/" if xet else f"/lfs/whole/{sha256(run.model / 'model.safetensors')}")
+    command = push.start(*QUICK, cold=xet, xet=xet)
+    command.reach(pause)
+    command.kill()
+    pause.hang_up()
+    hub.settle()
+    assert_untouched(hub)
+    assert not run.published.exists()
+    assert push(*QUICK, cold=xet, xet=xet).status == 0
+    assert_published(hub, run)
+
+
+def test_a_push_killed_at_its_commit_leaves_all_or_nothing(hub, push, run):
+    pause = hub.pause("/commit/")
+    command = push.start(*QUICK)
+    command.reach(pause)
+    command.kill()
+    pause.hang_up()
+    hub.settle()
+    assert_untouched(hub)
+    pause = hub.pause("/commit/", when_done=True)
+    command = push.start(*QUICK)
+    command.reach(pause)
+    command.kill()
+    pause.go_on()
+    hub.settle()
+    assert published(hub) == contents(run.staged)
+    assert hub.repos[REPO].tags == {}
+    done = push(*QUICK)
+    assert "nothing to send: all files are there already" in done.out
+    assert_published(hub, run)
+
+
+# ---- the Hub stumbles -----------------------------------------------------------------------------------------------
+
+
+def test_a_push_gets_over_lines_that_break_and_busy_servers_under_the_weights(hub, push, run):
+    weights = sha256(run.model / "model.safetensors")
+    hub.fail("/preupload/", status=429, headers={"Retry-After": "0"})
+    hub.drop(f"/lfs/whole/{weights}", after_bytes=1)
+    hub.fail("objects/verify", status=500)
+    assert push(*QUICK).status == 0
+    assert_published(hub, run)
+    broken, whole = (request for request in hub.requests if weights in request.path)
+    assert (broken.status, whole.status) == (None, 200)
+    assert broken.received > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda hub: hub.fail("/commit/", status=500), "the Hub answered 500"),
+        (lambda hub: hub.fail("/commit/", status=503, headers={"Retry-After": "2"}), "the Hub answered 503"),
+        (lambda hub: hub.fail("/commit/", status=429), "the Hub answered 429"),
+        (lambda hub: hub.drop("/commit/", after_bytes=1000), "no connection to http://127.0.0.1:"),
+    ],
+    ids=["500", "503", "429", "dropped"],
+)
+def test_a_commit_that_the_hub_could_not_take_is_tried_again(hub, push, run, fault, said):
+    fault(hub)
+    done = push(*QUICK)
+    assert done.status == 0
+    assert f"the Hub stumbled ({said}" in done.err
+    assert_published(hub, run)
+    first, second = [request for request in hub.requests if "/commit/" in request.path]
+    assert (second.status, second.at_seconds - first.at_seconds > (2 if "503" in said else 1)) == (200, True)
+
+
+def test_a_commit_whose_answer_is_lost_is_found_and_not_made_twice(hub, push, run):
+    hub.drop_answer("/commit/")
+    done = push(*QUICK)
+    assert (done.status, "stumbled" in done.err) == (0, False)
+    assert len(asked(hub, "/commit/")) == 1
+    assert_published(hub, run)
+
+
+def test_a_commit_that_never_succeeds_leaves_nothing_and_the_same_command_goes_on(hub, push, run):
+    hub.fail("/commit/", status=500, times=5)
+    done = push(*QUICK, "--public")
+    assert done.status == 4
+    assert done.refusal == (
+        f"nothing was published to {REPO}: the Hub answered 500. The same command goes on; what is there already is "
+        "not sent again."
+    )
+    assert len(asked(hub, "/commit/")) == 5
+    assert_untouched(hub)
+    assert not run.published.exists()
+    before = sent_bytes(hub)
+    assert push(*QUICK).status == 0
+    assert_published(hub, run)
+    assert sent_bytes(hub) == before
+
+
+def test_a_tag_that_the_hub_could_not_set_is_set_by_the_same_command(hub, push, run):
+    hub.fail("/tag/", status=503)
+    done = push(*QUICK, "--public")
+    assert (done.status, done.refusal) == (4, f"tagging {REPO}: the Hub answered 503. The same command goes on.")
+    assert (published(hub), hub.repos[REPO].private) == (contents(run.staged), True)
+    assert push(*QUICK, "--public").status == 0
+    assert_published(hub, run)
+    assert not hub.repos[REPO].private
+
+
+def test_a_refusal_of_the_storage_is_told_and_not_taken_for_one_of_the_token(hub, push, run):
+    hub.fail("/lfs/whole/", status=403, times=-1, body={"error": "Request has expired"})
+    done = push(*QUICK)
+    assert done.status == 4
+    assert done.refusal.startswith(f"nothing was published to {REPO}: Error while uploading '")
+    assert "' to the Hub (Request has expired). The same command goes on; what is there already" in done.refusal
+    assert_untouched(hub)
+
+
+def test_a_hub_that_is_not_there_is_said_at_once(waiting, run, tmp_path):
+    done = Push("", waiting, tmp_path)(*QUICK)
+    assert done.status == 4
+    assert done.refusal.startswith(f"asking whose the token is: no connection to http://127.0.0.1:{waiting.port} (")
+    assert done.refusal.endswith("The same command goes on.")
+    assert done.seconds < 20
+
+
+# ---- who may --------------------------------------------------------------------------------------------------------
+
+
+def nothing_there(hub: HubServer) -> None:
+    """A Hub without the repository."""
+
+
+def there(hub: HubServer) -> None:
+    """The repository is there, for everybody to see."""
+    hub.create(REPO)
+
+
+def hidden(hub: HubServer) -> None:
+    """The repository is there, and hidden."""
+    hub.create(REPO, private=True)
+
+
+def refused_at_the_commit(hub: HubServer) -> None:
+    """The repository is there, and the Hub takes no commit, whatever it said before."""
+    hub.create(REPO, private=True)
+    hub.fail("/commit/", status=403)
+
+
+MAY_READ = f"may read {REPO} and not write it. Make one with write access at http://127.0.0.1:"
+
+
+@pytest.mark.parametrize(
+    ("token", "state", "said"),
+    [
+        (None, nothing_there, "no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN."),
+        ("hf_wrong", there, " does not know the token in use. Make one with write access at http://127.0.0.1:"),
+        (READ_TOKEN, nothing_there, f"the token in use (you's) {MAY_READ}"),
+        (READ_TOKEN, there, f"the token in use (you's) {MAY_READ}"),
+        (READ_TOKEN, hidden, f"the token in use (you's) {MAY_READ}"),
+        (STRANGER_TOKEN, there, f"the token in use (stranger's) {MAY_READ}"),
+        (STRANGER_TOKEN, hidden, f"{REPO} is not there, and stranger cannot make it. Name one of your own: stranger/…"),
+        (STRANGER_TOKEN, nothing_there, f"{REPO} is not there, and stranger cannot make it. Name one of your own: "),
+        ("hf_fine", nothing_there, f"making {REPO}: the Hub does not allow it (You don't have the rights to create"),
+        ("hf_fine", hidden, f"the token in use (you's) {MAY_READ}"),
+        (TOKEN, refused_at_the_commit, f"the token in use (you's) {MAY_READ}"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or (value if str(value).startswith("hf_") else ""),
+)
+def test_who_may_not_write_is_told_so_and_nothing_is_changed(hub, push, run, token, state, said):
+    hub.users["hf_fine"] = User("you", "fineGrained", scopes=("you/other",))
+    state(hub)
+    before = {name: repo.private for name, repo in hub.repos.items()}
+    done = push(*QUICK, "--public", token=token)
+    assert done.status == 3
+    assert said in done.refusal
+    assert {name: repo.private for name, repo in hub.repos.items()} == before
+    assert [commit.title for commit in hub.landed] == ["initial commit"] * len(before)
+    assert (sent_bytes(hub) > 0) == (state is refused_at_the_commit)
+    assert not run.published.exists()
+
+
+def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done():
+    with pytest.raises(UsageError) as refusal:  # it is, in tests
+        publish(parse_arguments([*QUICK]))
+    assert str(refusal.value) == "HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run."
+
+
+# ---- other people's work --------------------------------------------------------------------------------------------
+
+
+LLAMA = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"llama\0"}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (LLAMA, "a model of type llama"),
+        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"adapter\0"}, "an adapter"),
+        ({**LLAMA, "config.json": b'{"model_type": "gpt2small"}', "adapter_config.json": b"{}"}, "an adapter"),
+        ({"README.md": b"# Mine", "tiny.Q4_K_M.gguf": b"GGUF\0"}, "other weights (tiny.Q4_K_M.gguf)"),
+        ({"pytorch_model.bin": b"pickle\0"}, "other weights (pytorch_model.bin)"),
+        ({"onnx/model.onnx": b"onnx\0"}, "other weights (onnx/model.onnx)"),
+    ],
+    ids=["llama", "adapter", "adapter beside", "gguf", "bin", "onnx"],
+)
+def test_a_repository_of_another_model_is_refused_and_left_as_it_is(hub, push, run, files, said):
+    hub.create(REPO)
+    hub.commit(REPO, files)
+    done = push(*QUICK, "--replace_card", "--private")
+    assert done.status == 2
+    assert done.refusal == f"{REPO} holds {said}, which this push would write over. Name another repository."
+    assert published(hub) == files
+    assert (len(hub.landed), hub.repos[REPO].private) == (2, False)
+
+
+def while_weights_go_up(hub: HubServer, push: Push, run: RunFolder, files: dict[str, bytes]) -> Done:
+    """A push, and a commit of these files that lands before its own."""
+    pause = hub.pause(f"/lfs/whole/{sha256(run.model / 'model.safetensors')}")
+    command = push.start(*QUICK)
+    command.reach(pause)
+    hub.commit(REPO, files)
+    pause.go_on()
+    return command.wait()
+
+
+SOMEBODY_ELSE = f"{REPO} was changed by somebody else meanwhile, so nothing was published. Look at what changed ("
+
+
+def test_a_commit_by_somebody_else_meanwhile_stays_the_head(hub, push, run):
+    done = while_weights_go_up(hub, push, run, {"fox.png": b"a picture\0"})
+    assert done.status == 4
+    assert done.refusal.startswith(SOMEBODY_ELSE)
+    assert done.refusal.endswith(f"/{REPO}/commits/main), then give the same command again.")
+    assert hub.repos[REPO].branches == {"main": hub.landed[-1].oid}
+    assert hub.landed[-1].title == "An edit in the browser"
+    assert published(hub) == {"fox.png": b"a picture\0"}
+    assert hub.repos[REPO].tags == {}
+    assert push(*QUICK).status == 0
+    assert published(hub) == {**contents(run.staged), "fox.png": b"a picture\0"}
+    assert hub.landed[-1].parent == hub.landed[-2].oid
+
+
+def test_a_card_written_meanwhile_is_not_lost_then_or_later(hub, push, run):
+    mine = {"README.md": b"# My own words\n"}
+    done = while_weights_go_up(hub, push, run, mine)
+    assert (done.status, published(hub)) == (4, mine)
+    assert done.refusal.startswith(SOMEBODY_ELSE)
+    done = push(*QUICK)
+    assert (done.status, published(hub)) == (2, mine)
+    assert done.refusal.startswith(f"README.md of {REPO} was edited on the Hub, or not made by a push.")
+    assert len(hub.landed) == 2
+    assert push(*QUICK, "--replace_card").status == 0
+    assert published(hub) == contents(run.staged)
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_a_conflict_is_not_tried_again(hub, push, run, status):
+    hub.fail("/commit/", status=status)
+    done = push(*QUICK)
+    assert done.status == 4
+    assert done.refusal.startswith(SOMEBODY_ELSE)
+    assert len(asked(hub, "/commit/")) == 1
+    assert_untouched(hub)
+
+
+def test_a_card_edited_on_the_hub_is_written_over_only_when_asked(hub, push, run):
+    assert push(*QUICK).status == 0
+    edited = published(hub)["README.md"].replace(b"# tiny", b"# tiny, my first")
+    hub.commit(REPO, {"README.md": edited})
+    done = push(*QUICK)
+    assert done.status == 2
+    assert done.refusal == (
+        f"README.md of {REPO} was edited on the Hub, or not made by a push. Carry its words over into model_card.j2 "
+        "and add --replace_card to write over it, or --create_pr to propose this one."
+    )
+    assert (len(hub.landed), published(hub)["README.md"]) == (3, edited)
+    assert push(*QUICK, "--replace_card").status == 0
+    assert published(hub) == contents(run.staged)
+    assert len(hub.landed) == 4
+
+
+def test_a_card_of_an_earlier_push_is_replaced_without_a_word(hub, push, run):
+    assert push(*QUICK).status == 0
+    hub.commit(REPO, {"README.md": marked("---\nlicense: mit\n---\n\n# What was known then\n").encode()})
+    done = push(*QUICK)
+    assert done.status == 0
+    assert "1 files sent" in done.out
+    assert published(hub) == contents(run.staged)
+
+
+def test_a_tag_that_marks_another_model_is_refused(hub, push, run):
+    assert push(*QUICK).status == 0
+    (tag,) = hub.repos[REPO].tags
+    other = hub.commit(REPO, {"model.safetensors": b"other weights\0"})
+    hub.repos[REPO].refs[f"refs/tags/{tag}"] = other.oid
+    for _ in range(2):  # at the head of main, and further back
+        done = push(*QUICK)
+        assert done.status == 2
+        assert done.refusal == f"tag {tag} of {REPO} marks another model. Name another: --tag NAME"
+        hub.commit(REPO, {"fox.png": b"a picture\0"})
+    assert len(hub.landed) == 5
+
+
+# ---- what is there is not what was sent -----------------------------------------------------------------------------
+
+
+def test_files_that_changed_on_the_way_are_found_not_tagged_and_not_shown(hub, push, run):
+    pause = hub.pause("/commit/", when_done=True)
+    command = push.start(*QUICK, "--public")
+    command.reach(pause)
+    landed, repo = hub.landed[-1], hub.repos[REPO]
+    other = {**landed.files, "gpt.py": landed.files["configuration_gpt2small.py"]}
+    repo.commits[landed.oid] = replace(landed, files=other)
+    pause.go_on()
+    done = command.wait()
+    assert done.status == 5
+    assert done.refusal == (
+        f"gpt.py of {REPO} at {landed.oid[:12]} is not what was staged. "
+        "Nothing was tagged; give the same command again."
+    )
+    assert (repo.private, repo.tags) == (True, {})
+    assert read_json(run.published)["verified"] is None
+    assert push(*QUICK, "--public").status == 0
+    assert_published(hub, run, commits=2)
+    assert not repo.private
+
+
+def test_weights_that_the_hub_keeps_wrongly_are_found_by_the_stranger(hub, push, run):
+    pause = hub.pause("/commit/", when_done=True)
+    command = push.start(*THIS, "--public")
+    command.reach(pause)
+    kept = hub.blobs(REPO)["model.safetensors"].path
+    content = kept.read_bytes()
+    kept.write_bytes(content[:-4] + b"\0\0\0\0")
+    pause.go_on()
+    done = command.wait()
+    assert done.status == 5
+    commit = hub.landed[-1].oid
+    assert done.refusal.startswith(f"{REPO} at {commit[:12]} is there but does not work for a stranger: {REPO} at ")
+    assert "its weights are not those of the model it was staged from" in done.refusal
+    assert done.refusal.endswith("It was not tagged, and not made public.")
+    assert (hub.repos[REPO].private, hub.repos[REPO].tags) == (True, {})
+
+
+def test_an_edit_right_after_the_commit_does_not_move_the_tag(hub, push, run):
+    pause = hub.pause("/commit/", when_done=True)
+    command = push.start(*QUICK)
+    command.reach(pause)
+    ours = hub.landed[-1]
+    hub.commit(REPO, {"fox.png": b"a picture\0"})
+    pause.go_on()
+    assert command.wait().status == 0
+    assert [*hub.repos[REPO].tags.values()] == [ours.oid]
+    assert read_json(run.published)["commit"] == ours.oid

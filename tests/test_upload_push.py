@@ -1,0 +1,673 @@
+"""What `python upload/push.py` publishes, where, in which order, and what it refuses before it asks the Hub at all."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import test_model_conversion
+import torch
+import yaml
+from conftest import REPOSITORY
+from hub_server import TOKEN, HubServer
+from pushing import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
+from safetensors.torch import load_file, save_file
+from test_model_conversion import write_reference
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, versions, write_json
+from upload.arguments import parse_arguments
+from upload.push import publish
+from upload.verify import codes
+
+pytest_plugins = ["pushing"]
+slow = pytest.mark.slow
+
+THIS = ("runs/short", REPO)
+QUICK = (*THIS, "--no_verify")
+SECRET = "hf_" + "Abcd1234" * 5  # no token of anybody's
+
+OF_A_RUN = {
+    *("README.md", "LICENSE-CODE", "config.json", "generation_config.json", "model.safetensors"),
+    *("configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py", "tokenizer.json", "tokenizer_config.json"),
+    *("resolved.json", "evaluation/heldout.json", "evaluation/completions.json"),
+    *("charts/loss.png", "charts/grad_norm.png", "charts/learning_rate.png", "charts/throughput.png"),
+}
+
+
+# ---- a finished run -------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_a_dry_run_shows_what_would_be_published_without_network_and_token(dry_run: DryRun):
+    done, run = dry_run.done, RunFolder(dry_run.place / "runs" / "short")
+    assert done.status == 0, done.err
+    assert dry_run.requests == []
+    assert contents(run.staged).keys() == OF_A_RUN
+    for name, content in contents(run.staged).items():
+        assert f"{name} {len(content):,} {sha256_of(content)[:12]}" in [
+            " ".join(row.split()) for row in done.out.splitlines()
+        ]
+    tag = read_tag(run)
+    loss = read_json(run.heldout)["after"]["loss"]
+    assert f"would make {REPO}, private, if it is not there\n" in done.out
+    assert f"would commit what differs to main: 'Publish short step 20 (held-out loss {loss:.3f})'\n" in done.out
+    assert f"would compare checksums and load it from the Hub as a stranger, then tag it {tag}\n" in done.out
+    assert done.out.endswith(
+        "wrote runs/short/staged; nothing was sent\nnext: python upload/push.py runs/short you/tiny\n"
+    )
+    assert not run.published.exists()
+    card = (run.root / "staged.html").read_text(encoding="utf-8")
+    assert card.startswith("<!doctype html>")
+    assert 'src="staged/charts/loss.png"' in card
+
+
+def read_tag(run: RunFolder) -> str:
+    """The revision that the staged card's code names."""
+    card = (run.staged / "README.md").read_text(encoding="utf-8")
+    (tag,) = {line.split('revision="')[1].split('"')[0] for line in card.splitlines() if 'revision="' in line}
+    return tag
+
+
+LOGITS = """
+import json, torch
+for block in {blocks!r}:
+    exec(block)
+    print("----")
+model = AutoModelForCausalLM.from_pretrained({repo!r}, revision={revision!r}, trust_remote_code={trust})
+with torch.no_grad():
+    print(json.dumps([model(torch.arange(32)[None]).logits.tolist(), type(model).__module__]))
+"""
+
+
+def assert_same_logits(printed: str, model: Path) -> str:
+    """What a stranger printed last are the logits of a model folder, bit for bit. Returns: its class's module."""
+    found, module = json.loads(printed.splitlines()[-1])
+    ours = GPT2SmallForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        assert torch.equal(torch.tensor(found), ours(torch.arange(32)[None]).logits)
+    return module
+
+
+@slow
+def test_a_run_is_published_whole_private_tagged_and_used_by_a_stranger_as_its_card_says(hub, push, run, from_hub):
+    done = push(*THIS, cold=True)
+    assert done.status == 0, done.err
+    repo, there = hub.repos[REPO], published(hub)
+    assert there == contents(run.staged)
+    assert there.keys() == OF_A_RUN
+    assert [commit.title for commit in hub.landed[1:]] == [done_title(run)]
+    assert (repo.private, repo.tags, list(repo.branches)) == (True, {read_tag(run): hub.landed[-1].oid}, ["main"])
+    assert f"published {hub.url}/{REPO} at commit {hub.landed[-1].oid[:12]}\n" in done.out
+
+    record = read_json(run.published)
+    assert (record["repo_id"], record["commit"], record["tag"]) == (REPO, hub.landed[-1].oid, read_tag(run))
+    assert {name: file["sha256"] for name, file in record["files"].items()} == {
+        name: sha256_of(content) for name, content in there.items()
+    }
+    assert record["logit_difference"] == record["verified"]["logit_difference"] == 0.0
+    assert record["verified"]["checksums"] == len(OF_A_RUN)
+    used = {name: version for name, version in versions().items() if name in ("python", "torch", "transformers")}
+    assert record["checked_with"] == record["verified"]["with"] == used
+    assert record["made_by"]["command"] == f"python push.py runs/short {REPO}"
+    told = [path.read_bytes() for path in (run.published, run.root / "staged.json")]
+    assert not any(TOKEN.encode() in content for content in (*there.values(), *told))
+    assert not any(str(run.root.parents[2]).encode() in content for content in (*there.values(), *told))
+
+    tag = read_tag(run)
+    blocks = codes(hub.files(REPO, tag)["README.md"].decode())
+    assert len(blocks) == 2
+    printed = from_hub(LOGITS.format(blocks=blocks, repo=REPO, revision=tag, trust=True))
+    assert [block.strip().startswith("Once the fox") for block in printed.split("----\n")[:2]] == [True, True]
+    assert assert_same_logits(printed, run.model).startswith(f"transformers_modules.you.tiny.{hub.landed[-1].oid}.")
+
+
+def done_title(run: RunFolder) -> str:
+    """What a push of the run calls its commit."""
+    return f"Publish short step 20 (held-out loss {read_json(run.heldout)['after']['loss']:.3f})"
+
+
+@slow
+def test_the_same_command_again_sends_nothing_and_makes_no_commit(hub, push, run):
+    first, second = push(*QUICK), push(*QUICK)
+    assert (first.status, second.status) == (0, 0)
+    assert "17 files sent, 0 removed" in first.out
+    assert "nothing to send: all files are there already" in second.out
+    assert len(hub.landed) == 2
+    assert len(asked(hub, "/commit/")) == len(asked(hub, "/tag/")) == 1
+    assert [*hub.repos[REPO].tags] == [read_tag(run)]
+    assert read_json(run.published)["commit"] == hub.landed[-1].oid
+
+
+@slow
+def test_over_xet_the_same_is_published_and_the_record_is_all_that_is_printed(hub, push, run):
+    done = push(*QUICK, "--json", cold=True, xet=True)
+    assert done.status == 0, done.err
+    assert asked(hub, "/v1/xorbs/")
+    assert published(hub) == contents(run.staged)
+    assert len(hub.landed) == 2
+    record = json.loads(done.out)
+    assert record == read_json(run.published)
+    assert record["verified"] == {"checksums": len(OF_A_RUN)}
+    assert f"\npublished {hub.url}/{REPO} at commit " in done.err
+
+
+# ---- who sees it ----------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_a_model_becomes_public_only_after_it_was_verified_and_tagged(hub, push, run):
+    pause = hub.pause("/settings")
+    command = push.start(*QUICK, "--public")
+    command.reach(pause)
+    repo, commit = hub.repos[REPO], hub.landed[-1].oid
+    assert (repo.private, repo.tags) == (True, {read_tag(run): commit})
+    pause.go_on()
+    assert command.wait().status == 0
+    assert not repo.private
+    steps = [f"POST /api/models/{REPO}/commit/main", f"GET /api/models/{REPO}/tree/{commit}"]
+    steps += [f"POST /api/models/{REPO}/tag/{commit}", f"PUT /api/models/{REPO}/settings"]
+    assert [step for step in asked(hub, REPO) if step in steps] == steps
+
+
+@slow
+def test_a_public_repository_is_hidden_before_anything_new_is_in_it_if_asked(hub, push, run):
+    hub.create(REPO)
+    pause = hub.pause("/preupload/")
+    command = push.start(*QUICK, "--private")
+    command.reach(pause)
+    assert hub.repos[REPO].private
+    pause.go_on()
+    assert command.wait().status == 0
+    assert hub.repos[REPO].private
+    assert published(hub) == contents(run.staged)
+
+
+@slow
+def test_a_public_repository_stays_so_unless_asked(hub, push, run):
+    hub.create(REPO)
+    assert push(*QUICK).status == 0
+    assert not hub.repos[REPO].private
+    assert asked(hub, "/settings") == []
+
+
+# ---- refused before the network -------------------------------------------------------------------------------------
+
+
+def add_line(path: Path, line: str) -> None:
+    """Write a line at the end of a file."""
+    path.write_text(path.read_text(encoding="utf-8") + line + "\n", encoding="utf-8")
+
+
+def link_out(run: RunFolder) -> None:
+    picture = run.chart("loss")
+    picture.rename(run.root.parents[1] / "elsewhere.png")
+    picture.symlink_to(run.root.parents[1] / "elsewhere.png")
+
+
+def leave_a_pickle(run: RunFolder) -> None:
+    torch.save({}, run.model / "extra.pt")
+
+
+def change_the_tokenizer(run: RunFolder) -> None:
+    words = run.model / "tokenizer.json"
+    words.write_text(
+        words.read_text(encoding="utf-8").replace('"version": "1.0"', '"version":  "1.0"'), encoding="utf-8"
+    )
+
+
+def break_the_weights(run: RunFolder) -> None:
+    weights = load_file(run.model / "model.safetensors")
+    weights["model.norm.weight"][0] = torch.nan
+    save_file(weights, run.model / "model.safetensors", metadata={"format": "pt"})
+    told = read_json(run.heldout)  # so was it measured, too
+    inputs = told["made_by"]["inputs"]
+    (name,) = (name for name in inputs if name.endswith("model/model.safetensors"))
+    inputs[name] = sha256(run.model / "model.safetensors")
+    write_json(run.heldout, told)
+
+
+def import_ours(run: RunFolder) -> None:
+    add_line(run.model / "gpt.py", "import gpt2small_hf.runs")
+
+
+def plant_a_token(run: RunFolder) -> None:
+    told = read_json(run.completions)
+    told["completions"][0]["greedy"] += SECRET
+    write_json(run.completions, told)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (
+            link_out,
+            "runs/short/charts/loss.png is a link out of runs/short, so what would be published is not what lies",
+        ),
+        (leave_a_pickle, "runs/short/model/extra.pt is a pickled file: opening one runs whatever code is in it"),
+        (change_the_tokenizer, "runs/short/model/tokenizer.json is not the file that the run ended with"),
+        (
+            break_the_weights,
+            "model.safetensors: model.norm.weight has values that are not finite, so the model is broken",
+        ),
+        (import_ours, "gpt.py imports gpt2small_hf.runs, which strangers do not have"),
+        (plant_a_token, "evaluation/completions.json holds what looks like a Hugging Face token (line "),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_must_not_be_published_is_refused_before_the_hub_is_asked_anything(hub, push, run, spoil, said):
+    before = contents(run.staged)
+    spoil(run)
+    done = push(*QUICK, "--json")
+    assert done.status == 2
+    assert done.refusal.startswith(said)
+    assert SECRET not in done.err
+    assert done.out == ""
+    assert hub.requests == []
+    assert contents(run.staged) == before  # of the last time that all was well
+    assert not list(run.root.glob(".*"))
+
+
+def in_json(name: str) -> Callable[[Path], None]:
+    """Plant a secret in a value of a JSON file."""
+
+    def plant(root: Path) -> None:
+        write_json(root / name, {**read_json(root / name), "note": f"do not lose {SECRET}"})
+
+    return plant
+
+
+def in_code(root: Path) -> None:
+    add_line(root / "model" / "gpt.py", f"# {SECRET}")
+
+
+def in_a_picture(root: Path) -> None:
+    path = root / "charts" / "loss.png"
+    path.write_bytes(path.read_bytes() + SECRET.encode())
+
+
+def in_the_weights_own_header(root: Path) -> None:
+    path = root / "model" / "model.safetensors"
+    save_file(load_file(path), path, metadata={"format": "pt", "command": SECRET})
+    (root / "evaluation" / "heldout.json").unlink()  # it knows other weights
+    shutil.rmtree(root / "checkpoints" / "checkpoint-20")
+    shutil.copyfile(path, root / "checkpoints" / "checkpoint-10" / "model.safetensors")
+
+
+def in_what_it_wrote_on_the_way(root: Path) -> None:
+    path = root / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    path.write_text("".join(json.dumps({**row, "greedy": SECRET, "sampled": SECRET}) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize(
+    ("plant", "where"),
+    [
+        (in_json("model/config.json"), "config.json"),
+        (in_json("model/generation_config.json"), "generation_config.json"),
+        (in_json("model/tokenizer_config.json"), "tokenizer_config.json"),
+        (in_json("resolved.json"), "resolved.json"),
+        (in_json("evaluation/heldout.json"), "evaluation/heldout.json"),
+        (in_code, "gpt.py"),
+        (in_a_picture, "charts/loss.png"),
+        (in_the_weights_own_header, "model.safetensors"),
+        (in_what_it_wrote_on_the_way, "README.md"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/short")
+    plant(Path("runs/short"))
+    with pytest.raises(UsageError) as refusal:
+        publish(parse_arguments(["runs/short", REPO, "--dry_run"]))
+    said = str(refusal.value)
+    assert said.startswith(f"{where} holds what looks like a Hugging Face token (")
+    assert "revoke it where it was made" in said
+    assert SECRET not in said
+    assert not Path("runs/short/staged").exists()
+
+
+@slow
+def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub, push, run):
+    add_line(run.model / "gpt.py", f"# {TOKEN}")
+    done = push(*QUICK)
+    assert done.status == 2
+    assert done.refusal.startswith("gpt.py holds what looks like the Hugging Face token in use (line ")
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("runs/short", "where to? Name the repository, USER/REPO, or look at what would be published with --dry_run."),
+        ("runs/short tiny", "tiny lacks the account it belongs to. Write USER/tiny."),
+        ("runs/short you/ti--ny", "you/ti--ny is no name for a repository: "),
+        ("runs/short you/tiny --private --public", "--public: not allowed with argument --private"),
+        ("runs/short you/tiny --revision next --all_checkpoints", "not allowed with argument --revision"),
+        ("runs/short you/tiny --create_pr --revision next", "not allowed with argument --create_pr"),
+        ("runs/short you/tiny --tag main", "--tag main is the name of a branch. Name another."),
+        ("runs/short you/tiny --tag next --revision next", "--tag next is the name of a branch. Name another."),
+        ("runs/short you/tiny --tag v1/2", "--tag v1/2: use letters, digits, dots, dashes and underscores."),
+        ("runs/short you/tiny --revision refs/pr/1", "--revision refs/pr/1: use letters, digits, dots, dashes"),
+        ("runs/short you/tiny --tag v1 --create_pr", "--tag marks what is published, and a pull request is not yet"),
+        ("runs/short you/tiny --code_only --all_checkpoints", "--code_only updates one published model"),
+        ("runs/short you/tiny --code_only --also_native", "--code_only updates one published model"),
+        (
+            "runs/short you/tiny --license apache",
+            "--license apache is none that the Hub knows. Did you mean apache-2.0?",
+        ),
+        ("runs/short you/tiny --license Ours", "is none that the Hub knows. "),
+        ("runs/short you/tiny --publik", "--publik is not a flag. Did you mean --public?"),
+    ],
+)
+def test_what_does_not_go_together_on_the_command_line_is_refused_in_one_line(words, said):
+    with pytest.raises(UsageError) as refusal:
+        parse_arguments(words.split())
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+# ---- where to -------------------------------------------------------------------------------------------------------
+
+
+def make_collection(hub: HubServer) -> str:
+    """A collection of the user's; returns its slug."""
+    asked = Request(
+        f"{hub.url}/api/collections",
+        json.dumps({"title": "Small models", "namespace": "you"}).encode(),
+        {"Authorization": f"Bearer {TOKEN}"},
+    )
+    with urlopen(asked) as answer:
+        return json.load(answer)["slug"]
+
+
+@slow
+def test_branch_tag_message_license_language_baseline_collection_and_folder_are_as_asked(hub, push, run):
+    slug = make_collection(hub)
+    shutil.copytree(run.root, run.root.with_name("baseline"))
+    baseline = RunFolder(run.root.with_name("baseline"))
+    told, measured = read_json(baseline.resolved), read_json(baseline.heldout)
+    told["trainer"]["learning_rate"] = 0.5
+    measured["after"]["loss"] += 0.25
+    write_json(baseline.resolved, told)
+    write_json(baseline.heldout, measured)
+    hub.create(REPO)
+    hub.commit(REPO, {"fox.png": b"a picture\0"})
+    before = contents(run.staged)
+
+    done = push(
+        *QUICK,
+        *("--revision", "next", "--tag", "v1", "--message", "A first try", "--license", "apache-2.0"),
+        *("--language", "en", "de", "--baseline", "runs/baseline", "--collection", slug, "--output_dir", "out/here"),
+    )
+    assert done.status == 0, done.err
+    repo, there = hub.repos[REPO], published(hub, revision="next")
+    assert there == {**contents(run.root.parents[1] / "out" / "here"), "fox.png": b"a picture\0"}
+    assert (there.keys() - OF_A_RUN, OF_A_RUN - there.keys()) == ({"LICENSE", "fox.png"}, {"LICENSE-CODE"})
+    assert there["LICENSE"] == (REPOSITORY / "LICENSE").read_bytes()
+    assert published(hub) == {"fox.png": b"a picture\0"}
+    assert (hub.landed[-1].title, hub.landed[-1].ref) == ("A first try", "refs/heads/next")
+    assert (repo.branches["next"], repo.tags) == (hub.landed[-1].oid, {"v1": hub.landed[-1].oid})
+    assert [item["id"] for item in hub.collections[slug]["items"]] == [REPO]
+    assert contents(run.staged) == before
+    _, header, card = there["README.md"].decode().split("---\n", 2)
+    metadata = yaml.safe_load(header)
+    assert (metadata["license"], metadata["language"]) == ("apache-2.0", ["en", "de"])
+    assert card.count('revision="v1"') == 3
+    assert "### Beside the baseline `baseline`" in card
+    assert "| learning\\_rate | 0.5 | 0.01 |" in " ".join(card.split())
+    assert "**-0.2500**" in card
+    assert "Apache-2.0, weights and code (`LICENSE`)" in card
+
+
+@slow
+def test_a_collection_that_is_not_there_is_refused_before_anything_is_made(hub, push, run):
+    done = push(*QUICK, "--collection", "you/small-models-0")
+    assert done.status == 2
+    assert done.refusal.startswith("the collection you/small-models-0 is not there. Its slug is the end of its address")
+    assert hub.repos == {}
+
+
+@slow
+def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hub, push, run):
+    assert push(*QUICK).status == 0
+    record = read_json(run.published)
+    hub.commit(REPO, {"README.md": b"# My own words\n"})
+    before = hub.files(REPO)
+    done = push(*QUICK, "--create_pr", "--message", "A proposal")
+    assert done.status == 0, done.err
+    repo = hub.repos[REPO]
+    assert hub.files(REPO) == before
+    assert published(hub, revision="refs/pr/1") == contents(run.staged)
+    assert b"revision=" not in hub.files(REPO, "refs/pr/1")["README.md"]
+    assert (repo.discussions[1].title, repo.discussions[1].is_pull_request) == ("A proposal", True)
+    assert [*repo.tags.values()] == [record["commit"]]
+    assert done.out.endswith(f"next: look at {hub.url}/{REPO}/discussions/1, and merge it\n")
+    told = read_json(run.published)  # what is on main first, as before
+    assert (told["commit"], told["tag"], told["pull_request"]) == (record["commit"], record["tag"], None)
+    assert [other["pull_request"] for other in told["others"]] == [f"{hub.url}/{REPO}/discussions/1"]
+
+    hub.drop_answer("/commit/")
+    done = push(*QUICK, "--create_pr")
+    assert done.status == 4
+    assert done.refusal == (
+        f"the Hub's answer was lost, so the pull request may be there. Look at {hub.url}/{REPO}/discussions before you "
+        "give the same command again."
+    )
+    assert len(repo.discussions) == 2  # and not one more for each attempt
+
+
+# ---- code alone -----------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_newer_code_lands_with_what_tells_of_it_and_no_weights_are_sent(hub, push, run):
+    assert push(*QUICK).status == 0
+    newer = published(hub)
+    older = {"gpt.py": newer["gpt.py"] + b"# as it was before\n", "resolved.json": b"{}\n", "fox.png": b"a picture\0"}
+    hub.commit(REPO, older)
+    so_far, sent = len(hub.requests), sent_bytes(hub)
+    add_line(run.model / "gpt.py", "# as it was before")  # beside the weights; the checkout's is newer
+    done = push(*QUICK, "--code_only")
+    assert done.status == 0, done.err
+    assert "2 files sent, 0 removed" in done.out
+    assert published(hub) == {**newer, "fox.png": b"a picture\0"}
+    assert hub.landed[-1].title == done_title(run).replace("Publish", "Update code and card of")
+    assert (sent_bytes(hub), asked_since(hub, so_far, "/info/lfs/")) == (sent, [])
+
+
+def asked_since(hub: HubServer, start: int, path: str) -> list[str]:
+    """The addresses of requests from the `start`-th on that contain this."""
+    return [request.path for request in hub.requests[start:] if path in request.path]
+
+
+@slow
+def test_code_alone_is_refused_where_the_model_is_not_there_or_another(hub, push, run):
+    done = push(*QUICK, "--code_only")
+    assert done.status == 2
+    assert done.refusal == f"{REPO} is not on the Hub yet: --code_only updates what is. Leave it out."
+    assert hub.repos == {}
+    assert push(*QUICK).status == 0
+    weights = load_file(run.model / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, run.root / "other.safetensors", metadata={"format": "pt"})
+    hub.commit(REPO, {"model.safetensors": run.root / "other.safetensors"})
+    before = hub.files(REPO)
+    done = push(*QUICK, "--code_only")
+    assert done.status == 2
+    assert done.refusal.startswith(f"model.safetensors of {REPO} is not the one of this run, and --code_only leaves it")
+    assert hub.files(REPO) == before
+
+
+# ---- checkpoints, twins, shards, other code bases -------------------------------------------------------------------
+
+
+EACH = """
+import json, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+for repo, revision, trust in {which!r}:
+    given = dict(revision=revision, trust_remote_code=trust)
+    model = AutoModelForCausalLM.from_pretrained(repo, **given)
+    AutoTokenizer.from_pretrained(repo, **given)
+    with torch.no_grad():
+        print(json.dumps([model(torch.arange(32)[None]).logits.tolist(), type(model).__module__]))
+"""
+
+
+@slow
+def test_checkpoints_become_branches_and_a_native_twin_needs_no_code_of_ours(hub, push, run, from_hub):
+    shutil.rmtree(run.checkpoints / "checkpoint-20")  # each is loaded by a stranger, which takes seconds
+    done = push(*QUICK, "--all_checkpoints", "--also_native")
+    assert done.status == 0, done.err
+    repo, twin = hub.repos[REPO], hub.repos[f"{REPO}-native"]
+    assert repo.branches.keys() == {"main", "step-10"}
+    assert (repo.private, twin.private, twin.branches.keys()) == (True, True, {"main"})
+    there, native = published(hub), published(hub, twin.name)
+    assert there.keys() == OF_A_RUN
+    assert native.keys() == {name for name in OF_A_RUN if not name.endswith(".py") and name != "LICENSE-CODE"}
+    assert "auto_map" not in json.loads(native["config.json"])
+    card, of_twin = there["README.md"].decode(), native["README.md"].decode()
+    branch, checkpoint = published(hub, revision="step-10"), run.checkpoints / "checkpoint-10"
+    assert branch["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
+    assert branch.keys() == {name for name in OF_A_RUN if not name.startswith(("evaluation/", "charts/"))}
+    assert 'revision="step-10"' in branch["README.md"].decode()
+    assert "| `step-10` | 10 | 1,280 |" in " ".join(card.split())
+    assert f"[{twin.name}](https://huggingface.co/{twin.name})" in card
+    assert f"[{REPO}](https://huggingface.co/{REPO})" in of_twin
+    assert "trust_remote_code" not in "".join(codes(of_twin))
+    assert [other["revision"] for other in read_json(run.published)["others"]] == ["step-10", "main"]
+
+    (tag,) = twin.tags
+    of_branch, of_twin = from_hub(EACH.format(which=[(REPO, "step-10", True), (twin.name, tag, False)])).splitlines()
+    assert_same_logits(of_branch, checkpoint)
+    found, module = json.loads(of_twin)
+    assert module == "transformers.models.gpt2.modeling_gpt2"
+    with torch.no_grad():
+        ours = GPT2SmallForCausalLM.from_pretrained(run.model)(torch.arange(32)[None]).logits
+    torch.testing.assert_close(torch.tensor(found), ours)
+
+    done = push(*QUICK)  # the card still knows of both
+    assert done.status == 0
+    assert "nothing to send" in done.out
+    assert published(hub)["README.md"].decode() == card
+
+
+@slow
+def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_others_added_stays(hub, push, run):
+    whole, loaded_before = run.model / "model.safetensors", (run.root / "staged.json").read_bytes()
+    GPT2SmallForCausalLM.from_pretrained(run.model).save_pretrained(run.root / "shards", max_shard_size="40KB")
+    kept = whole.rename(run.root / whole.name)
+    for path in (run.root / "shards").glob("model*"):
+        path.rename(run.model / path.name)
+    assert push(*QUICK).status == 0
+    shards = {name for name in published(hub) if name.startswith("model.safetensors") or name.endswith(".safetensors")}
+    assert len(shards) > 2
+    assert "model.safetensors" not in shards
+    theirs = {"fox.png": b"a picture\0", "notes/why.md": b"because\n", "examples.py.txt": b"print()\n"}
+    hub.commit(REPO, theirs)
+
+    for name in shards:
+        (run.model / name).unlink()
+    kept.rename(whole)
+    shutil.rmtree(run.staged)
+    (run.root / "staged.json").write_bytes(loaded_before)
+    done = push(*QUICK)
+    assert done.status == 0, done.err
+    assert f"{len(shards)} removed" in done.out
+    assert f"removes {', '.join(sorted(shards))}" in done.out
+    assert len(hub.landed) == 4
+    assert published(hub) == {**contents(run.staged), **theirs}
+
+
+@slow
+def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, tiny_tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+    write_reference(tmp_path / "theirs")
+    write_json(tmp_path / "theirs" / "train.json", {"dataset": "somebody/some-text", "microbatch_size": 12})
+    tiny_tokenizer.save_pretrained(tmp_path / "words")
+    done = push("theirs", REPO, "--no_verify")
+    assert done.status == 2
+    assert done.refusal == "no tokenizer lies beside theirs. Name the one it was trained with: --tokenizer FOLDER_OR_ID"
+    assert hub.requests == []
+    done = push("theirs", REPO, "--no_verify", "--tokenizer", "words")
+    assert done.status == 0, done.err
+    there = published(hub)
+    assert there.keys() == {name for name in OF_A_RUN if "/" not in name and name != "resolved.json"}
+    assert there == contents(tmp_path / "runs" / "theirs" / "staged")
+    card = there["README.md"].decode()
+    assert "datasets:\n- somebody/some-text\n" in card
+    assert "Its weights were trained by other code" in card
+    record = read_json(tmp_path / "runs" / "theirs" / "published.json")
+    assert (record["logit_difference"], record["commit"]) == (0.0, hub.landed[-1].oid)
+
+
+@slow
+def test_of_a_run_that_did_not_finish_the_newest_checkpoint_is_published_and_said_so(hub, push, run):
+    run.heldout.unlink()
+    done = push(*QUICK)
+    assert done.status == 0, done.err
+    newest = "runs/short/checkpoints/checkpoint-20"
+    assert done.out.startswith(f"found     runs/short is not finished: its newest checkpoint, {newest}\n")
+    there = published(hub)
+    assert there["model.safetensors"] == (run.checkpoints / "checkpoint-20" / "model.safetensors").read_bytes()
+    assert there.keys() == {n for n in OF_A_RUN if not n.startswith(("evaluation/", "charts/"))}
+    assert "These are its weights at step 20, on the way" in there["README.md"].decode()
+    assert json.loads(there["config.json"])["use_cache"] is True
+
+
+# ---- what is not ours -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("taken", ["out", "out-native", "out.html", "out.json", "out-native.json"])
+def test_no_folder_or_file_is_replaced_that_was_not_staged_by_this_command(push, run, taken):
+    """A dry run must not cost anybody a folder, whatever stands beside --output_dir."""
+    place = run.root.parent / "of-others"
+    theirs = place / taken if "." in taken else place / taken / "work" / "precious.txt"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("precious", encoding="utf-8")
+    done = push("runs/short", REPO, "--dry_run", "--also_native", "--output_dir", "runs/of-others/out")
+    assert done.status == 2
+    assert f"runs/of-others/{taken}" in done.refusal
+    assert theirs.read_text(encoding="utf-8") == "precious"
+    assert [path for path in place.rglob("*") if path.is_file()] == [theirs]
+
+
+@pytest.mark.parametrize("theirs", [".git/HEAD", "notes.txt", "charts/mine.png"])
+def test_what_somebody_put_into_the_staged_folder_is_not_removed(push, run, theirs):
+    (run.staged / theirs).parent.mkdir(exist_ok=True)
+    (run.staged / theirs).write_text("mine", encoding="utf-8")
+    done = push(*QUICK, "--dry_run")
+    assert done.status == 2
+    assert done.refusal.startswith(f"runs/short/staged/{theirs} was not staged by this command")
+    assert (run.staged / theirs).read_text(encoding="utf-8") == "mine"
+
+
+def test_a_card_that_was_edited_where_it_is_staged_is_not_written_over(push, run):
+    add_line(run.staged / "README.md", "my words")
+    done = push(*QUICK, "--dry_run")
+    assert done.status == 2
+    assert "README.md was edited, and staging would write over it. Its words belong into model_card.j2" in done.refusal
+
+
+def test_the_staged_weights_are_bytes_of_their_own(run):
+    """Who writes into the staged folder spoils no run."""
+    assert not (run.staged / "model.safetensors").samefile(run.model / "model.safetensors")
+
+
+def test_a_license_that_somebody_wrote_on_the_hub_is_not_written_over(hub, push, run):
+    assert push(*QUICK).status == 0
+    hub.commit(REPO, {"LICENSE": b"my own\n"})
+    done = push(*QUICK, "--license", "apache-2.0")
+    assert (done.status, hub.files(REPO)["LICENSE"]) == (2, b"my own\n")
+    assert "has a LICENSE of its own" in done.refusal
+
+
+def test_a_token_in_the_title_of_the_commit_is_refused(push, run):
+    done = push(*QUICK, "--dry_run", "--message", f"with {SECRET}")
+    assert done.status == 2
+    assert done.refusal.startswith("--message holds what looks like a Hugging Face token")
+    assert SECRET not in done.err

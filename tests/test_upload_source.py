@@ -1,0 +1,288 @@
+"""What may be named on the command line: which model is found, which step it is of, and what is refused and why."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import test_model_conversion
+from conftest import run_train, tiny_words
+from test_model_conversion import write_reference
+from transformers import AutoTokenizer
+
+from gpt2small_hf.report.page import Run
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
+from upload.source import checkpoints, find
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path, monkeypatch) -> RunFolder:
+    """A copy of the finished run as runs/short, seen from above `runs/` as from a checkout."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/short")
+    return RunFolder(Path("runs/short"))
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# ---- runs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_its_kept_model_at_its_last_step(run):
+    before = files(run.root)
+    source = find(run.root)
+    assert (source.name, source.model, source.root, source.place) == ("short", run.model, run.root, run)
+    assert (source.step, source.is_checkpoint, source.converted) == (20, False, None)
+    assert source.label == "short step 20"
+    assert source.run is not None
+    assert source.run.resolved == read_json(run.resolved)
+    assert files(run.root) == before
+
+
+@pytest.mark.parametrize("where", ["runs/short/model", "runs/short/model/", "./runs/../runs/short/model"])
+def test_the_model_folder_of_a_run_is_the_run(run, where):
+    source = find(Path(where))
+    assert (source.name, source.step, source.is_checkpoint) == ("short", 20, False)
+    assert source.place.published.resolve() == run.published.resolve()
+
+
+def test_the_model_folder_of_a_run_is_the_run_also_when_named_from_within_it(run, monkeypatch):
+    monkeypatch.chdir(run.root)
+    source = find(Path("model"))
+    assert (source.name, source.step) == ("short", 20)
+    assert source.model.is_dir()
+
+
+def test_a_run_is_also_found_in_a_home_folder_and_through_a_link(run, monkeypatch):
+    monkeypatch.setenv("HOME", str(Path.cwd()))
+    Path("latest").symlink_to(run.root)
+    for name in ("~/runs/short", "latest"):
+        source = find(Path(name))
+        assert (source.name, source.step) == ("short", 20)
+
+
+def test_a_checkpoint_is_found_with_its_run_and_step(run):
+    source = find(run.checkpoints / "checkpoint-10")
+    assert (source.name, source.step, source.is_checkpoint) == ("short", 10, True)
+    assert source.model == run.checkpoints / "checkpoint-10"
+    assert source.place.root.resolve() == run.root.resolve()
+    assert source.label == "short step 10"
+
+
+def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(run, capsys):
+    assert [source.step for source in checkpoints(run)] == [10, 20]
+    (run.checkpoints / "checkpoint-10").rename(run.checkpoints / "checkpoint-30")  # by step, and not by name
+    assert [source.step for source in checkpoints(run)] == [10, 20]
+    weights = run.checkpoints / "checkpoint-30" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert [source.step for source in checkpoints(run)] == [20]
+    assert "passing over runs/short/checkpoints/checkpoint-30: it is damaged" in capsys.readouterr().err
+
+
+def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
+    run.heldout.unlink()
+    source = find(run.root)
+    assert (source.step, source.is_checkpoint) == (20, True)
+    assert source.model == run.checkpoints / "checkpoint-20"
+    assert find(run.model).model == source.model  # what is in model/ of a run that did not finish is nobody's word
+    weights = run.checkpoints / "checkpoint-20" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    source = find(run.root)
+    assert (source.step, source.is_checkpoint) == (10, True)
+    assert "passing over runs/short/checkpoints/checkpoint-20: it is damaged" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_without_a_checkpoint_is_refused(run):
+    run.heldout.unlink()
+    shutil.rmtree(run.checkpoints)
+    with pytest.raises(UsageError, match=r"runs/short is not finished and has no checkpoint\. Train on"):
+        find(run.root)
+
+
+def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(run):
+    for path in run.checkpoints.glob("*"):
+        (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    said = r"checkpoint-20 holds adapters, which are no model without their base\. Publish the run when it is finished"
+    with pytest.raises(UsageError, match=said):
+        find(run.checkpoints / "checkpoint-20")
+    assert find(run.root).step == 20  # the finished run's model has them merged
+    run.heldout.unlink()
+    with pytest.raises(UsageError, match=said):
+        find(run.root)
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_refused(run):
+    (run.checkpoints / "checkpoint-10" / "trainer_state.json").unlink()
+    with pytest.raises(UsageError, match=r"checkpoint-10 is not a whole checkpoint: it has no trainer_state\.json"):
+        find(run.checkpoints / "checkpoint-10")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("save_steps", "kept"),
+    [
+        (5, 5),  # the best of four
+        (10, 20),  # the best was measured at step 5, where nothing was saved, so the run kept its last
+    ],
+)
+def test_a_run_that_keeps_its_best_step_is_of_the_step_whose_weights_it_kept(save_steps, kept, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    too_high = ("--learning_rate", "10", "--lr_scheduler_type", "constant_with_warmup", "--warmup_steps", "15")
+    often = ("--eval_steps", "5", "--save_steps", str(save_steps), "--load_best_model_at_end")
+    run = run_train([*tiny_words(tmp_path, tmp_path / "runs" / "high"), *too_high, *often])
+    losses = {row["step"]: row["eval_loss"] for row in Run(run).metrics if "eval_loss" in row and row["step"]}
+    assert min(losses, key=losses.__getitem__) == 5
+    same = [p.parent.name for p in run.checkpoints.glob("*/*.safetensors") if sha256(p) == sha256(run.model / p.name)]
+    assert same == [f"checkpoint-{kept}"]
+    assert find(run.root).step == kept
+    if save_steps == 5:
+        shutil.rmtree(run.checkpoints)  # to save room: what was measured is still known
+        assert find(run.root).step == kept
+
+
+@pytest.mark.parametrize("which", ["runs/short", "runs/short/model", "runs/short/checkpoints/checkpoint-10"])
+def test_another_tokenizer_than_its_own_cannot_be_named_for_a_run(which, run):
+    with pytest.raises(UsageError, match=r"runs/short is a run and has its own tokenizer: leave --tokenizer out\."):
+        find(Path(which), "words")
+
+
+def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
+    shutil.rmtree(run.model)
+    with pytest.raises(UsageError, match=r"runs/short/model does not exist: .* Publish a checkpoint of it\."):
+        find(run.root)
+    assert find(run.checkpoints / "checkpoint-20").step == 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("resolved.json", "{}", "is not whole, so nothing is known of the run"),
+        ("resolved.json", "[]", "is not whole, so nothing is known of the run"),
+        ("evaluation/heldout.json", '{"after": {}}', "is not whole. The run's own command, with --overwrite"),
+        ("metrics.jsonl", "", "is missing or empty, so nothing is known of the training"),
+        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', "is missing or empty, so nothing is known"),
+    ],
+)
+def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):
+    (run.root / name).write_text(content)
+    with pytest.raises(UsageError) as refusal:
+        find(run.root)
+    assert str(refusal.value).startswith(f"runs/short/{name} {said}")
+
+
+# ---- other folders ----------------------------------------------------------------------------------------------
+
+
+def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run):
+    shutil.copytree(run.model, "elsewhere/mine")
+    before = files(Path("elsewhere"))
+    source = find(Path("elsewhere/mine"))
+    assert (source.name, source.label, source.model) == ("mine", "mine", Path("elsewhere/mine"))
+    assert (source.run, source.step, source.converted, source.is_checkpoint) == (None, None, None, False)
+    assert source.place.staged == Path("runs/mine/staged")
+    assert files(Path("elsewhere")) == before
+    assert list(Path("runs").iterdir()) == [run.root]
+
+
+def test_a_published_folder_is_a_model_though_the_settings_of_its_run_lie_in_it(run):
+    shutil.copytree(run.model, "published")
+    shutil.copyfile(run.resolved, "published/resolved.json")
+    source = find(Path("published"))
+    assert (source.name, source.run, source.model) == ("published", None, Path("published"))
+
+
+def test_a_folder_called_as_a_run_is_refused_lest_their_files_mix(run):
+    shutil.copytree(run.model, "elsewhere/short")
+    with pytest.raises(UsageError, match=r"runs/short is a run of the same name\. Rename elsewhere/short"):
+        find(Path("elsewhere/short"))
+
+
+@pytest.fixture
+def reference(tmp_path, tiny_tokenizer, monkeypatch) -> Path:
+    """A model as the reference series leaves it, and its tokenizer in `words`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+    write_reference(Path("theirs"))
+    write_json(Path("theirs/train.json"), {"dataset": "somebody/some-text", "min_train_tokens": 3_260_190_720})
+    tiny_tokenizer.save_pretrained("words")
+    return Path("theirs")
+
+
+def test_a_model_of_the_reference_series_is_converted_and_what_lay_beside_it_kept(reference, tiny_tokenizer, capsys):
+    before = files(reference)
+    source = find(reference, "words")
+    assert (source.name, source.label, source.run, source.step) == ("theirs", "theirs", None, None)
+    assert source.model == Path("runs/theirs/converted")
+    assert source.converted is not None
+    assert source.converted["what"].startswith("reference series")
+    assert source.converted["settings"] == read_json(reference / "train.json")
+    assert read_json(source.model / "config.json")["model_type"] == "gpt2small"
+    assert AutoTokenizer.from_pretrained(source.model).get_vocab() == tiny_tokenizer.get_vocab()
+    assert files(reference) == before
+    again = find(reference, "words")  # what was converted before is no hindrance
+    assert again == source
+    by_its_own_name = find(source.model)
+    assert by_its_own_name.converted == source.converted
+    assert "weights equal bit for bit" in capsys.readouterr().out
+
+
+def test_a_reference_model_without_settings_is_converted_with_none(reference):
+    (reference / "train.json").unlink()
+    source = find(reference, "words")
+    assert source.converted is not None
+    assert source.converted["settings"] == {}
+
+
+def test_weights_without_a_tokenizer_are_refused_with_the_flag_that_names_one(reference):
+    with pytest.raises(UsageError, match=r"no tokenizer lies beside theirs\. .* --tokenizer FOLDER_OR_ID"):
+        find(reference)
+    assert not list(Path("runs").glob("*/*"))
+
+
+def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
+    monkeypatch.setattr(test_model_conversion, "V", 299)
+    write_reference(reference)
+    with pytest.raises(UsageError, match=r"the tokenizer words has 300 entries, the model's vocabulary 299"):
+        find(reference, "words")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("[1]", "holds no settings. Take it away"), ("{", "is not valid JSON")],
+)
+def test_settings_that_are_none_are_refused_before_anything_is_converted(content, said, reference):
+    (reference / "train.json").write_text(content)
+    with pytest.raises(UsageError) as refusal:
+        find(reference, "words")
+    assert f"theirs/train.json {said}" in str(refusal.value)
+    assert not Path("runs").exists()
+
+
+# ---- what is no model -------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_does_not_exist_is_refused_with_one_that_might(run):
+    with pytest.raises(UsageError, match=r"^runs/shrot does not exist\. Name a run folder, such as runs/tiny, or one"):
+        find(Path("runs/shrot"))
+
+
+def test_a_file_is_refused_with_the_reason(run):
+    with pytest.raises(
+        UsageError, match=r"^runs/short/model/model\.safetensors is a file\. Name the folder it lies in"
+    ):
+        find(run.model / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["runs", "runs/short/checkpoints", "runs/short/charts"])
+def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(name, run):
+    with pytest.raises(UsageError, match=rf"^{name} cannot be converted: it is no model: expected config\.json"):
+        find(Path(name))
+    assert list(Path("runs").iterdir()) == [run.root]
+
+
+def test_a_run_whose_settings_are_not_json_is_refused_by_the_files_name(run):
+    run.resolved.write_text(json.dumps({"run": {}})[:-1])
+    with pytest.raises(UsageError, match=r"runs/short/resolved\.json is not valid JSON"):
+        find(run.root)

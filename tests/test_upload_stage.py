@@ -1,0 +1,904 @@
+"""What is staged: exactly the files a stranger needs, as they were measured; everything else, and every secret, not."""
+
+import json
+import re
+import shutil
+import stat
+import string
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import REPOSITORY
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.tokenizer import train_tokenizer
+from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, sha256, whole, write_json
+from upload.source import find
+from upload.stage import (
+    CODE,
+    SECRETS,
+    check_secrets,
+    files_of,
+    is_loaded,
+    is_ours,
+    let_others_read,
+    scrubbed,
+    stage,
+    stage_license,
+    stage_native,
+)
+
+CODE_FILES = {"configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py"}
+MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+CHARTS = {f"charts/{name}.png" for name in ("loss", "grad_norm", "learning_rate", "throughput")}
+RESULTS = {"resolved.json", "evaluation/heldout.json", "evaluation/completions.json"}
+
+
+@pytest.fixture
+def run(tiny_run, tmp_path, monkeypatch) -> RunFolder:
+    """A copy of the finished run as runs/short, seen from above `runs/` as from a checkout."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/short")
+    return RunFolder(Path("runs/short"))
+
+
+@pytest.fixture
+def bare(tiny_run, tmp_path, monkeypatch) -> Path:
+    """The model folder of the run alone, of which nobody measured anything."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.model, "mine")
+    return Path("mine")
+
+
+def staged(name: Path, **more: bool) -> Path:
+    """Stage what has this name, as push.py does: whole or not at all."""
+    with whole(Path("out/staged")) as folder:
+        stage(find(name), folder, **more)
+    return Path("out/staged")
+
+
+def refusal(name: Path) -> str:
+    """Why it is not staged, in one line; and nothing is left of the attempt."""
+    with pytest.raises(UsageError) as refused:
+        staged(name)
+    assert not list(Path("out").iterdir())
+    assert refused.value.status == 2
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def change(path: Path, **more: Any) -> None:
+    write_json(path, {**read_json(path), **more})
+
+
+def poke(path: Path, value: float) -> str:
+    """Put a value into the middle of one tensor. Returns: its name."""
+    weights = load_file(path)
+    name = sorted(weights)[len(weights) // 2]
+    weights[name].view(-1)[weights[name].numel() // 2] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    return name
+
+
+# ---- what goes in -----------------------------------------------------------------------------------------------
+
+
+def test_of_a_run_exactly_what_is_on_the_list_is_staged_whatever_lies_beside_it(run):
+    for name in ("notes.txt", ".env", "stray.py", "README.md", "LICENSE", "tokenizer.model", "model.safetensors.old"):
+        (run.model / name).write_text("private")
+    for name in ("model/custom_generate/generate.py", "evaluation/answers.jsonl", "evaluation/private.json"):
+        (run.root / name).parent.mkdir(exist_ok=True)
+        (run.root / name).write_text("private")
+    for name in ("charts/loss.svg", "charts/me.png", ".env", "notes.txt", "published.json"):
+        (run.root / name).write_text("private")
+    folder = staged(run.root)
+    assert set(files_of(folder)) == MODEL | CODE_FILES | CHARTS | RESULTS
+    for name in (MODEL | CODE_FILES) - {"config.json", "generation_config.json"}:
+        assert (folder / name).read_bytes() == (run.model / name).read_bytes(), name
+    for name in CHARTS:
+        assert (folder / name).read_bytes() == (run.root / name).read_bytes(), name
+    assert read_json(folder / "config.json") == read_json(run.model / "config.json")
+    for name in ("heldout", "completions"):
+        then, now = (read_json(where / "evaluation" / f"{name}.json") for where in (run.root, folder))
+        assert then.pop("made_by").keys() == now.pop("made_by").keys()
+        assert then == now
+
+
+def test_of_a_checkpoint_the_model_is_staged_and_neither_its_optimizer_nor_the_runs_results(run):
+    checkpoint = run.checkpoints / "checkpoint-10"
+    (checkpoint / "notes.txt").write_text("private")
+    held = {path.name for path in checkpoint.iterdir()}
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"} <= held
+    assert read_json(checkpoint / "config.json")["use_cache"] is False
+    folder = staged(checkpoint)
+    assert set(files_of(folder)) == MODEL | CODE_FILES | {"resolved.json"}
+    assert read_json(folder / "config.json") == {**read_json(checkpoint / "config.json"), "use_cache": True}
+    told = read_json(checkpoint / "generation_config.json")
+    assert "max_new_tokens" not in told
+    assert read_json(folder / "generation_config.json") == {**told, "max_new_tokens": 16}
+    resolved = read_json(run.resolved)
+    assert Path(resolved["run"]["output_dir"]).is_absolute()
+    assert read_json(folder / "resolved.json") == scrubbed(resolved) != resolved
+    assert sha256(folder / "model.safetensors") == sha256(checkpoint / "model.safetensors")
+    assert sha256(folder / "model.safetensors") != sha256(run.model / "model.safetensors")
+
+
+def test_of_an_unfinished_run_no_results_are_staged(run):
+    run.heldout.unlink()
+    assert set(files_of(staged(run.root))) == MODEL | CODE_FILES | {"resolved.json"}
+
+
+def test_of_a_bare_folder_the_model_alone_is_staged(bare):
+    assert set(files_of(staged(bare))) == MODEL | CODE_FILES
+
+
+def test_of_a_chat_run_the_template_is_staged_as_it_is(chat_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = staged(chat_run.root)
+    assert set(files_of(folder)) == MODEL | CODE_FILES | CHARTS | RESULTS | {"chat_template.jinja"}
+    template = (chat_run.model / "chat_template.jinja").read_text(encoding="utf-8")
+    assert "'\n'" in template
+    assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == template
+    told = read_json(folder / "resolved.json")["data"]["template"]
+    assert told == read_json(chat_run.resolved)["data"]["template"]
+
+
+@pytest.mark.parametrize(
+    ("context", "told", "staged_as"),
+    [(32, None, 16), (32, 7, 7), (511, None, 255), (512, None, None), (1024, None, None), (1024, 7, 7)],
+)
+def test_a_pipeline_is_kept_within_a_short_context_unless_the_model_says_otherwise(context, told, staged_as, bare):
+    change(bare / "config.json", max_position_embeddings=context)
+    before = read_json(bare / "generation_config.json")
+    assert before.pop("max_new_tokens") == 16  # a finished run has seen to it; others have not
+    write_json(bare / "generation_config.json", before if told is None else {**before, "max_new_tokens": told})
+    now = read_json(staged(bare) / "generation_config.json")
+    assert now.pop("max_new_tokens", None) == staged_as
+    assert now == before
+
+
+def test_a_model_without_generation_settings_gets_what_a_short_context_needs(bare):
+    (bare / "generation_config.json").unlink()
+    assert read_json(staged(bare) / "generation_config.json") == {"max_new_tokens": 16}
+
+
+def test_what_is_staged_is_a_copy_that_others_may_read_and_the_runs_own_files_stay_as_they_are(bare):
+    for path in bare.iterdir():
+        path.chmod(0o600)
+    before = {path: path.read_bytes() for path in bare.iterdir()}
+    folder = staged(bare)
+    let_others_read(folder)
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        path.write_bytes(b"changed")
+    assert {path: path.read_bytes() for path in bare.iterdir()} == before
+    assert {stat.S_IMODE(path.stat().st_mode) for path in bare.iterdir()} == {0o600}
+
+
+def test_code_is_that_beside_the_weights_or_this_checkouts_if_asked_for(bare):
+    with (bare / "gpt.py").open("a") as file:
+        file.write("# as it was then\n")
+    assert (staged(bare) / "gpt.py").read_bytes() == (bare / "gpt.py").read_bytes()
+    folder = staged(bare, new_code=True)
+    for name in CODE_FILES:
+        assert (folder / name).read_bytes() == (CODE / name).read_bytes()
+
+
+def test_code_that_a_file_imports_comes_along_wherever_it_imports_it(bare):
+    (bare / "far.py").write_text("import math\n")
+    (bare / "near.py").write_text("def far():\n    from .far import math\n    return math\n")
+    with (bare / "gpt.py").open("a") as file:
+        file.write("from .near import far\n")
+    assert set(files_of(staged(bare))) == MODEL | CODE_FILES | {"near.py", "far.py"}
+
+
+def test_files_are_told_with_size_and_hash_and_sorted(bare):
+    told = files_of(staged(bare))
+    assert list(told) == sorted(told)
+    size = (bare / "model.safetensors").stat().st_size
+    assert told["model.safetensors"] == {"size": size, "sha256": sha256(bare / "model.safetensors")}
+
+
+def test_everything_staged_is_known_as_ours_so_that_a_later_push_can_take_it_away(run):
+    names = files_of(staged(run.root))
+    assert all(is_ours(name, set()) for name in names)
+    assert {name for name in names if is_loaded(name)} == MODEL | CODE_FILES
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded", "ours"),
+    [
+        ("model-00001-of-00002.safetensors", True, True),
+        ("model.safetensors.index.json", True, True),
+        ("chat_template.jinja", True, True),
+        ("named_by_auto_map.py", True, True),
+        ("LICENSE-CODE", False, True),
+        ("pytorch_model.bin", False, True),
+        ("pytorch_model-00001-of-00002.bin", False, True),
+        ("README.md", False, False),
+        ("LICENSE", False, False),
+        (".gitattributes", False, False),
+        ("theirs.py", True, False),
+        ("theirs.safetensors", True, False),
+        ("charts/theirs.png", False, False),
+        ("evaluation/theirs.json", False, False),
+        ("data/weights.safetensors", False, False),
+        ("tools/gpt.py", False, False),
+        ("onnx/model.bin", False, False),
+    ],
+)
+def test_what_is_loaded_and_what_is_ours_is_told_by_its_name(name, loaded, ours):
+    assert (is_loaded(name), is_ours(name, {"named_by_auto_map"})) == (loaded, ours)
+
+
+def test_the_license_stands_under_its_usual_name_only_if_it_is_that_of_the_weights(tmp_path):
+    apache = (REPOSITORY / "LICENSE").read_bytes()
+    for name, license, native, expected in (
+        ("a", "apache-2.0", False, ["LICENSE"]),
+        ("b", "apache-2.0", True, ["LICENSE"]),
+        ("c", "mit", False, ["LICENSE-CODE"]),
+        ("d", None, False, ["LICENSE-CODE"]),
+        ("e", "mit", True, []),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        stage_license(folder, license, native=native)
+        assert [path.name for path in folder.iterdir()] == expected
+        assert all(path.read_bytes() == apache for path in folder.iterdir())
+
+
+def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsys):
+    ours = staged(run.root)
+    stage_native(ours, Path("native"))
+    names = set(files_of(Path("native")))
+    assert names == MODEL | CHARTS | RESULTS
+    assert read_json(Path("native/config.json"))["model_type"] == "gpt2"
+    assert "auto_map" not in read_json(Path("native/config.json"))
+    assert read_json(Path("native/generation_config.json"))["max_new_tokens"] == 16
+    for name in CHARTS | RESULTS | {"tokenizer.json"}:
+        assert (Path("native") / name).read_bytes() == (ours / name).read_bytes()
+    assert capsys.readouterr().out == ""
+
+
+# ---- links ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "charts",
+        "evaluation",
+        "model/model.safetensors",
+        "model/config.json",
+        "model/notes.txt",
+        "charts/loss.png",
+        "evaluation/completions.json",
+        "resolved.json",
+    ],
+)
+def test_a_link_out_of_the_run_is_refused_by_name(name, run):
+    path = run.root / name
+    elsewhere = Path("elsewhere").resolve()
+    elsewhere.mkdir()
+    if path.exists():
+        path.rename(elsewhere / path.name)
+    else:
+        (elsewhere / path.name).write_text("private")
+    path.symlink_to(elsewhere / path.name)
+    said = refusal(run.root)
+    assert said.startswith(f"{path} is a link out of runs/short, so what would be published is not what lies there.")
+    assert said.endswith("Put the file itself in its place.")
+
+
+def test_checkpoints_that_lie_elsewhere_behind_a_link_are_refused(run):
+    run.heldout.unlink()
+    run.checkpoints.rename("elsewhere")
+    run.checkpoints.symlink_to(Path("elsewhere").resolve())
+    assert "checkpoints/checkpoint-20 is a link out of runs/short" in refusal(run.root)
+
+
+def test_a_link_of_a_bare_folder_to_elsewhere_is_refused(bare):
+    (bare / "gpt.py").rename("gpt.py")
+    (bare / "gpt.py").symlink_to(Path("gpt.py").resolve())
+    assert refusal(bare).startswith("mine/gpt.py is a link out of mine")
+
+
+def test_links_within_the_run_are_followed(run):
+    last = run.checkpoints / "checkpoint-20" / "model.safetensors"
+    (run.model / "model.safetensors").unlink()
+    (run.model / "model.safetensors").symlink_to(last.resolve())
+    (run.root / "charts").rename(run.root / "drawn")
+    (run.root / "charts").symlink_to("drawn")
+    folder = staged(run.root)
+    assert set(files_of(folder)) == MODEL | CODE_FILES | CHARTS | RESULTS
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert sha256(folder / "model.safetensors") == sha256(last)
+
+
+# ---- weights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "best.pt", "extra.pth", "cache.pkl", "WEIGHTS.PT", "a.joblib"])
+def test_a_pickled_file_beside_the_weights_is_refused(name, run):
+    for folder in (run.model, run.checkpoints / "checkpoint-10"):
+        (folder / name).write_bytes(b"\x80\x04.")
+    for which in (run.root, run.checkpoints / "checkpoint-10"):
+        said = refusal(which)
+        assert f"/{name} is a pickled file: opening one runs whatever code is in it, and it may hold a token" in said
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
+def test_what_belongs_into_a_checkpoint_is_refused_in_the_model_folder(name, run):
+    shutil.copyfile(run.checkpoints / "checkpoint-10" / name, run.model / name)
+    assert f"runs/short/model/{name} is a pickled file" in refusal(run.root)
+
+
+def test_missing_weights_are_refused(run):
+    (run.model / "model.safetensors").unlink()
+    said = refusal(run.root)
+    assert said == "runs/short/model/model.safetensors does not exist. Save the model again, with save_pretrained."
+
+
+@pytest.mark.parametrize("kept", [0, 7, 100, -1])
+def test_weights_that_were_cut_short_are_refused(kept, run):
+    path = run.model / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert refusal(run.root).startswith(f"{path} is not a whole safetensors file (")
+
+
+def in_shards(folder: Path) -> list[Path]:
+    """Save the weights of a folder again, in several files. Returns: these."""
+    model = GPT2SmallForCausalLM.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) > 2
+    return shards
+
+
+def test_weights_in_shards_are_staged_with_their_index_and_known_as_those_that_were_measured(run):
+    shards = in_shards(run.model)
+    expected = {path.name for path in shards} | {"model.safetensors.index.json"}
+    folder = staged(run.root)
+    assert set(files_of(folder)) == MODEL - {"model.safetensors"} | expected | CODE_FILES | CHARTS | RESULTS
+    shutil.rmtree("out/staged")
+    poke(shards[1], 0.5)
+    assert "is not the file that the run ended with" in refusal(run.root)
+
+
+def test_of_weights_in_both_forms_the_one_that_transformers_loads_is_staged(bare):
+    shutil.copyfile(bare / "model.safetensors", "weights")
+    in_shards(bare)
+    Path("weights").rename(bare / "model.safetensors")
+    assert set(files_of(staged(bare))) == MODEL | CODE_FILES
+
+
+def test_a_missing_or_damaged_shard_is_refused_by_its_name(bare):
+    shards = in_shards(bare)
+    whole_shard = shards[1].read_bytes()
+    shards[1].write_bytes(whole_shard[:-1])
+    assert refusal(bare).startswith(f"{shards[1]} is not a whole safetensors file (")
+    shards[1].unlink()
+    assert refusal(bare).startswith(f"{shards[1]} does not exist.")
+
+
+@pytest.mark.parametrize("names", [[], {}, {"weight_map": {}}, {"weight_map": {"a": "notes.txt"}}])
+def test_an_index_that_names_no_weights_is_refused(names, bare):
+    in_shards(bare)
+    (bare / "notes.txt").write_text("private")
+    write_json(bare / "model.safetensors.index.json", names)
+    assert "model.safetensors.index.json does not name safetensors files beside it" in refusal(bare)
+
+
+def test_an_index_that_names_weights_of_another_folder_is_refused(bare):
+    in_shards(bare)
+    save_file({"a": torch.zeros(2)}, "other.safetensors")
+    write_json(bare / "model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}})
+    assert "model.safetensors.index.json does not name safetensors files beside it" in refusal(bare)
+
+
+def test_weights_that_were_changed_since_they_were_measured_are_refused(run):
+    poke(run.model / "model.safetensors", 0.5)
+    said = refusal(run.root)
+    assert said.startswith("runs/short/model/model.safetensors is not the file that the run ended with")
+    assert "its weights would be out of step with the rest" in said
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("of", ["bare folder", "checkpoint", "shards"])
+def test_one_value_that_is_not_finite_is_refused_with_its_tensors_name(value, of, run):
+    shutil.copytree(run.model, "mine")
+    folder = run.checkpoints / "checkpoint-10" if of == "checkpoint" else Path("mine")
+    path = in_shards(folder)[1] if of == "shards" else folder / "model.safetensors"
+    name = poke(path, value)
+    said = refusal(folder)
+    assert said.startswith(f"{path.name}: {name} has values that are not finite, so the model is broken")
+
+
+@pytest.mark.parametrize("name", sorted(MODEL | CODE_FILES | CHARTS | RESULTS))
+def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
+    path = run.root / name if "/" in name or name == "resolved.json" else run.model / name
+    path.write_bytes(b"")
+    said = refusal(run.root)
+    assert path.name in said
+    assert re.search("is empty|is not valid JSON|is not a whole safetensors file", said)
+
+
+# ---- code -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("import gpt2small_hf", "gpt.py imports gpt2small_hf, which strangers do not have"),
+        ("from gpt2small_hf.runs import sha256", "gpt.py imports gpt2small_hf.runs, which strangers do not have"),
+        ("def f():\n    import gpt2small_hf.runs as r", "gpt.py imports gpt2small_hf.runs, which strangers"),
+        ("try:\n    import numpy\nexcept ImportError:\n    pass", "gpt.py imports numpy, which strangers do not have"),
+        ("from . import gpt", "mine/gpt.py imports from ., and transformers fetches only what is imported from a file"),
+        ("from .parts.gpt import x", "mine/gpt.py imports from .parts.gpt, and transformers fetches only"),
+        ("from ..gpt import x", "mine/gpt.py imports from ..gpt, and transformers fetches only"),
+        ("def f():\n    from .lost import x", "mine has no lost.py, without which nobody can load the model"),
+        ("def f(:", "mine/gpt.py is not Python ("),
+    ],
+)
+def test_code_that_a_stranger_cannot_run_is_refused(lines, said, bare):
+    with (bare / "gpt.py").open("a") as file:
+        file.write(f"\n{lines}\n")
+    assert refusal(bare).startswith(said)
+
+
+@pytest.mark.parametrize("name", sorted(CODE_FILES))
+def test_missing_code_is_refused_with_what_to_do(name, bare):
+    (bare / name).unlink()
+    said = refusal(bare)
+    assert said.startswith(f"mine has no {name}, without which nobody can load the model.")
+    assert "--code_only" in said
+
+
+def test_what_strangers_have_is_no_reason_to_refuse(bare):
+    with (bare / "gpt.py").open("a") as file:
+        file.write("import os.path\nimport torch.nn\nfrom transformers.utils import logging\nimport huggingface_hub\n")
+    assert "gpt.py" in files_of(staged(bare))
+
+
+# ---- tokenizer --------------------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_has_entries_is_refused(bare):
+    train_tokenizer([string.ascii_letters] * 20, 301).save_pretrained(bare)
+    said = refusal(bare)
+    assert said.startswith("the tokenizer in mine has ids up to 300, the model 300 entries. It is another model's")
+
+
+def test_a_tokenizer_that_ends_texts_otherwise_is_refused_with_both_ends(bare):
+    change(bare / "tokenizer_config.json", eos_token="a")
+    end = AutoTokenizer.from_pretrained(bare).eos_token_id
+    said = refusal(bare)
+    assert said.startswith(f"the tokenizer in mine ends texts with id {end} (a), the model with 0: they are out of")
+
+
+def test_a_tokenizer_may_end_texts_in_any_of_the_models_ways(bare):
+    change(bare / "tokenizer_config.json", eos_token="a")
+    end = AutoTokenizer.from_pretrained(bare).eos_token_id
+    change(bare / "generation_config.json", eos_token_id=[0, end])
+    assert "tokenizer.json" in files_of(staged(bare))
+
+
+def test_nobody_is_told_from_where_model_and_tokenizer_were_loaded_here(bare):
+    before = {name: read_json(bare / name) for name in MODEL if name.endswith(".json") and name != "tokenizer.json"}
+    for name, told in before.items():
+        write_json(bare / name, {**told, "_name_or_path": "/home/ada/x", "name_or_path": "/home/ada/x"})
+    folder = staged(bare)
+    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        assert "_name_or_path" not in read_json(folder / name)
+    assert read_json(folder / "tokenizer_config.json") == before["tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("which", ["", "checkpoints/checkpoint-10"])
+def test_a_tokenizer_of_the_same_size_and_other_content_is_refused_where_the_run_knows_its_own(which, run):
+    folder = run.root / which if which else run.model
+    other = train_tokenizer([string.ascii_letters] * 20, 300)
+    assert len(other) == len(AutoTokenizer.from_pretrained(run.model))
+    other.save_pretrained(folder)
+    said = refusal(run.root / which)
+    assert said.startswith(f"{folder}/tokenizer.json is not the file that the run ended with")
+    assert "its tokenizer would be out of step with the rest" in said
+
+
+def test_a_model_without_a_tokenizer_is_refused(run):
+    shutil.copytree(run.model, "mine")
+    for folder in (Path("mine"), run.model):
+        (folder / "tokenizer.json").unlink()
+        said = refusal(Path("mine") if folder == Path("mine") else run.root)
+        assert said == f"{folder} has no tokenizer.json. Name the tokenizer it was trained with: --tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"model": {"type": "Strange"}}'),
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_loaded_is_refused_by_the_folders_name(name, content, bare):
+    (bare / name).write_text(content)
+    said = refusal(bare)
+    assert said.startswith("the tokenizer in mine cannot be loaded: ")
+    assert "out/" not in said
+
+
+# ---- what nobody else should read -------------------------------------------------------------------------------
+
+HOME, USER = "/home/ada lovelace", "ada"
+
+
+@pytest.fixture
+def ada(monkeypatch) -> None:
+    """Somebody whose home folder has a space in its name."""
+    monkeypatch.setenv("HOME", HOME)
+    monkeypatch.setenv("LOGNAME", USER)
+
+
+@pytest.mark.usefixtures("ada")
+@pytest.mark.parametrize(
+    ("told", "published"),
+    [
+        # absolute paths
+        ("/data/texts/a.jsonl", "a.jsonl"),
+        ("/data/texts/", "texts"),
+        ("//data/texts/a.jsonl", "a.jsonl"),
+        ("--text=/data/texts/a.jsonl", "--text=a.jsonl"),
+        ("python train.py '/data/texts/a.jsonl' --seed 1", "python train.py 'a.jsonl' --seed 1"),
+        ("a:/data/texts", "texts"),
+        ("file:///data/texts/a.jsonl", "a.jsonl"),
+        ("/data/texts/*.parquet", "*.parquet"),
+        ("x.jsonl[/data/y/z]", "x.jsonl[z]"),
+        ("/data/ünïcode/köln.txt", "köln.txt"),
+        # home folders
+        (HOME, "~"),
+        (f"{HOME}/texts/a.jsonl", "a.jsonl"),
+        (f"{HOME}/my texts/a b.jsonl", "~/my texts/a b.jsonl"),
+        (f"--text '{HOME}/x y.txt' --seed 1", "--text '~/x y.txt' --seed 1"),
+        ("~/texts/a.jsonl", "a.jsonl"),
+        ("~ada/texts", "~user/texts"),
+        ("/home/eve", "user"),
+        ("/Users/eve/", "user"),
+        ("/mnt/home/a.jsonl", "a.jsonl"),
+        # Windows
+        (r"C:\Users\ada\texts\a.jsonl", "a.jsonl"),
+        (r"--text D:\texts\a.jsonl --seed 1", "--text a.jsonl --seed 1"),
+        ("C:/Users/eve/a.jsonl", "a.jsonl"),
+        (r"\\server\texts\ada\a.jsonl", "a.jsonl"),
+        # users' names in paths
+        ("/scratch/ada", "user"),
+        ("runs/ada/tiny", "runs/user/tiny"),
+        ("runs/ada", "runs/user"),
+        ("../ada/texts", "user/texts"),
+        ("../../texts", "texts"),
+        ("runs/adamant/ada.yaml", "runs/adamant/ada.yaml"),
+        # what is none of it
+        ("ada/tiny-texts", "ada/tiny-texts"),
+        ("https://huggingface.co/datasets/ada/texts", "https://huggingface.co/datasets/ada/texts"),
+        ("see https://example.com/home/ada/x, and /data/texts/a", "see https://example.com/home/ada/x, and a"),
+        ("hf://datasets/ada/texts/a.parquet", "hf://datasets/ada/texts/a.parquet"),
+        ("https://ada:secret@example.com/x?key=secret&a=b", "https://example.com/x"),
+        ("train --hub_token secret --seed 1", "train --hub_token … --seed 1"),
+        ("train --api_key=secret --seed 1", "train --api_key=… --seed 1"),
+        ("{{ 'Q:\n\n' + message.content + '\n\n' }}", "{{ 'Q:\n\n' + message.content + '\n\n' }}"),
+        (r"{{ 'Q:\n\n' + message.content + '\n\n' }}", r"{{ 'Q:\n\n' + message.content + '\n\n' }}"),
+        ("runs/tiny/model/model.safetensors", "runs/tiny/model/model.safetensors"),
+        ("and/or, 1/2, 2026/01/02, /a, a / b", "and/or, 1/2, 2026/01/02, /a, a / b"),
+        ("adamw_torch_fused", "adamw_torch_fused"),
+        ("ada", "ada"),
+        ("", ""),
+    ],
+)
+def test_of_a_path_its_last_part_is_kept_and_of_a_user_nothing(told, published):
+    assert scrubbed(told) == published
+    assert scrubbed({"a": [told, {told: 1}]}) == {"a": [published, {published: 1}]}
+
+
+@pytest.mark.usefixtures("ada")
+@pytest.mark.parametrize(
+    ("home", "told", "published"),
+    [
+        ("/root", "/rootfs/texts/a", "a"),
+        ("/root", "/root", "~"),
+        ("/data/", "/data/texts/a.jsonl", "a.jsonl"),
+        ("/", "a / b, /data/texts/a.jsonl", "a / b, a.jsonl"),
+        ("", "a / b . c, /data/texts/a.jsonl", "a / b . c, a.jsonl"),
+    ],
+)
+def test_home_folders_of_any_name_are_known_and_not_mistaken(home, told, published, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert scrubbed(told) == published
+
+
+def test_what_is_neither_text_nor_a_container_stays_and_tokens_go():
+    told = {"seed": 1, "lr": 0.5, "on": True, "none": None, 3: [1.5], "hub_token": "x", "push_to_hub_token": "y"}
+    assert scrubbed(told) == {"seed": 1, "lr": 0.5, "on": True, "none": None, 3: [1.5]}
+    assert scrubbed({"eos_token_id": 0, "add_special_tokens": True}) == {"eos_token_id": 0, "add_special_tokens": True}
+
+
+def test_two_files_of_one_name_keep_a_hash_each():
+    told = scrubbed({"/a/b/texts.jsonl": "1", "/a/c/texts.jsonl": "2", "/a/d/texts.jsonl": "3"})
+    assert sorted(told.values()) == ["1", "2", "3"]
+    assert all(name.startswith("texts.jsonl") for name in told)
+
+
+def test_what_a_model_or_user_wrote_is_published_as_it_was_written(run):
+    program = "#!/usr/bin/env python\nopen('/etc/ssl/x.pem')\n{{ 'Q:\\nA' }}"
+    completions = read_json(run.completions)
+    completions["completions"][0]["greedy"] = program
+    write_json(run.completions, completions)
+    resolved = read_json(run.resolved)
+    resolved["run"]["prompts"] = [program]
+    write_json(run.resolved, resolved | {"data": resolved["data"] | {"template": program}})
+    folder = staged(run.root)
+    assert read_json(folder / "evaluation" / "completions.json")["completions"][0]["greedy"] == program
+    told = read_json(folder / "resolved.json")
+    assert told["run"]["prompts"] == [program]
+    assert told["data"]["template"] == program
+
+
+PART = st.text("abcdefgh0123.-_ünλ", min_size=1, max_size=6).filter(lambda part: part.strip("."))
+
+
+@given(st.lists(PART, min_size=2, max_size=5), st.sampled_from(["", "--text=", "'", "(", "see ", "a:", "file://"]))
+def test_no_folder_above_a_path_is_published(parts, before):
+    published = scrubbed(f"{before}/{'/'.join(parts)}")
+    assert "/" not in published.removeprefix("file://")
+    assert published.endswith(parts[-1]) or published.endswith("user")
+
+
+@given(st.text(st.characters(exclude_characters="/\\~", exclude_categories=["Cs"])))
+def test_text_without_a_path_stays_as_it_is(text):
+    assert scrubbed(text) == text
+
+
+@given(st.lists(PART, max_size=3), st.lists(PART, max_size=2), st.sampled_from(["", " ", "x=", '"', "\n", ":", "('"]))
+@pytest.mark.usefixtures("ada")
+def test_the_home_folder_is_never_published(parts, more, before):
+    published = scrubbed(f"{before}{'/'.join([HOME, *parts])} {'/'.join([HOME, *more])}")
+    assert "lovelace" not in published
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
+    st.text(), x), max_leaves=8))  # fmt: skip
+def test_whatever_the_settings_are_they_stay_as_many_and_can_be_written_down(settings):
+    published = scrubbed(settings)
+    assert json.loads(json.dumps(published)) == published
+    if isinstance(settings, dict):
+        assert len(published) == sum(not key.endswith("_token") for key in settings)
+
+
+def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(run, tmp_path, monkeypatch):
+    home = tmp_path / "homes" / "Ada L"
+    (home / "my recipes").mkdir(parents=True)
+    recipe = home / "my recipes" / "short run.yaml"
+    recipe.write_text("# nothing but defaults\n")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("LOGNAME", "Ada L")
+    words = [
+        str(recipe),
+        "--text",
+        f"{home}/texts/a.jsonl",
+        f"--output_dir={home}/runs/x",
+        "--data_dir",
+        "/scratch/Ada L",
+    ]
+    monkeypatch.setattr(sys, "argv", [f"{home}/checkout/train.py", *words])
+    resolved = read_json(run.resolved)
+    resolved["run"] |= {"output_dir": f"{home}/runs/x", "data_dir": "../Ada L/data"}
+    resolved["trainer"] |= {"hub_token": "a secret", "output_dir": f"{home}/runs/x/checkpoints"}
+    resolved["data"]["sources"]["train"][0]["file"] = f"{home}/texts/a.jsonl"
+    write_json(run.resolved, {**resolved, "made_by": made_by([recipe])})
+    heldout = read_json(run.heldout)
+    inputs = {
+        f"{home}/runs/x/{name}": sha256(run.root / name) for name in ("model/model.safetensors", "model/tokenizer.json")
+    }
+    write_json(run.heldout, {**heldout, "made_by": {**made_by(), "inputs": inputs}})
+    folder = staged(run.root)
+    published = "".join((folder / name).read_text(encoding="utf-8") for name in sorted(RESULTS))
+    assert str(home) not in published
+    assert "Ada" not in published
+    assert "a secret" not in published
+    assert str(tmp_path) not in published
+    told = read_json(folder / "resolved.json")
+    assert told["made_by"]["command"] == (
+        "python train.py '~/my recipes/short run.yaml' --text 'a.jsonl' '--output_dir=x' --data_dir 'user'"
+    )
+    assert told["data"]["sources"]["train"][0]["file"] == "a.jsonl"
+    assert told["model"] == read_json(run.resolved)["model"]
+
+
+# ---- secrets ----------------------------------------------------------------------------------------------------
+
+SIGNS = (string.ascii_letters + string.digits) * 3
+PLANTED = {  # in pieces: whole, they would be found in this file too
+    "a Hugging Face token": "hf_" + SIGNS[5:39],
+    "an organisation's Hugging Face token": "api_" + "org_" + SIGNS[5:39],
+    "a GitHub token": "gh" + "p_" + SIGNS[30:66],
+    "an API key": "sk" + "-proj-" + SIGNS[40:60] + "_" + SIGNS[20:60] + "-" + SIGNS[:20],
+    "a Google API key": "AI" + "za" + SIGNS[20:53] + "-_",
+    "a GitLab token": "glpat" + "-" + SIGNS[30:50],
+    "an AWS access key": "AK" + "IA" + "IOSFODNN7EXAMPLE",
+    "a Slack token": "xox" + "b-123456789012-1234567890123-" + SIGNS[:24],
+    "a private key": "-----BEGIN " + "PRIVATE KEY-----",
+}
+MORE = {
+    "a GitHub token": "github" + "_pat_" + SIGNS[:22] + "_" + SIGNS[:59],
+    "an API key": "sk" + "-ant-api03-" + SIGNS[33:53] + "-" + SIGNS[3:60] + "_" + SIGNS[:12] + "AA",
+    "an AWS access key": "AS" + "IA" + "IOSFODNN7EXAMPLE",
+    "a Slack token": "xox" + "p-1234567890-1234567890-" + SIGNS[:24],
+    "a private key": "-----BEGIN OPENSSH " + "PRIVATE KEY-----",
+}
+STILL_MORE = {
+    "an API key": "sk" + "-" + SIGNS[40:88],
+    "a GitHub token": "gh" + "s_" + SIGNS[:36],
+    "a private key": "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----",
+}
+LAST = {"an API key": "sk" + "-" + "0123456789abcdef" * 2, "a private key": "-----BEGIN RSA " + "PRIVATE KEY-----"}
+ALL_PLANTED = [(what, secret) for some in (PLANTED, MORE, STILL_MORE, LAST) for what, secret in some.items()]
+
+
+def append(name: str, before: bytes = b"", after: bytes = b"") -> Callable[[Path, str], None]:
+    def put(folder: Path, secret: str) -> None:
+        with (folder / name).open("ab") as file:
+            file.write(before + secret.encode() + after)
+
+    return put
+
+
+def in_settings(folder: Path, secret: str) -> None:
+    change(folder / "resolved.json", command=f'train --key="{secret}"')
+
+
+def in_tokenizer(folder: Path, secret: str) -> None:
+    told = read_json(folder / "tokenizer.json")
+    told["added_tokens"].append({**told["added_tokens"][0], "id": 300, "content": secret})
+    (folder / "tokenizer.json").write_text(json.dumps(told))
+
+
+def in_metadata(folder: Path, secret: str) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    path.unlink()
+    save_file(weights, path, metadata={"format": "pt", "note": secret})
+    with safe_open(path, framework="pt") as tensors:
+        assert tensors.metadata()["note"] == secret
+
+
+def overwrite(path: Path, begin: int, secret: str) -> None:
+    """Put a secret in place of as many bytes. What is before and after it in a file of numbers may be anything."""
+    content, words = bytearray(path.read_bytes()), b"\0" + secret.encode() + b"\0"
+    content[begin - 1 : begin - 1 + len(words)] = words
+    path.unlink()  # it is a link to the run's own
+    path.write_bytes(content)
+
+
+def in_bytes(folder: Path, secret: str) -> None:
+    path = folder / "model.safetensors"
+    overwrite(path, path.stat().st_size // 2, secret)
+
+
+def across(block: int) -> Callable[[Path, str], None]:
+    """At the place where one who reads so many bytes at a time would cut it in two."""
+
+    def put(folder: Path, secret: str) -> None:
+        path = folder / "model-00001-of-00001.safetensors"
+        path.write_bytes(b"\xbf" * (2 * block))
+        overwrite(path, block - len(secret) // 2, secret)
+
+    return put
+
+
+@pytest.fixture(scope="module")
+def folder_of_run(tiny_run, tmp_path_factory) -> Path:
+    """A staged run with a card. Not to be changed."""
+    folder = tmp_path_factory.mktemp("staged") / "staged"
+    stage(find(tiny_run.root), folder)
+    (folder / "README.md").write_text("# A model\n\nAnd nothing else.\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "put", "where"),
+    [
+        ("resolved.json", in_settings, "line"),
+        ("gpt.py", append("gpt.py", b"\n# ", b"\n"), "line"),
+        ("README.md", append("README.md", b"| `", b"` |\n"), "line"),
+        ("tokenizer.json", in_tokenizer, "line"),
+        ("charts/loss.png", append("charts/loss.png"), "byte"),
+        ("model.safetensors", in_metadata, "byte"),
+        ("model.safetensors", in_bytes, "byte"),
+        ("model-00001-of-00001.safetensors", across(2**20), ""),
+        ("model-00001-of-00001.safetensors", across(2**16), ""),
+        (".env", append(".env", b"KEY="), "line"),
+        ("charts/.hidden/deep.txt", append("charts/.hidden/deep.txt"), "line"),
+    ],
+)
+def test_each_kind_of_secret_is_found_in_each_kind_of_file_and_not_told(name, put, where, folder_of_run, tmp_path):
+    for i, (what, secret) in enumerate(ALL_PLANTED):
+        folder = tmp_path / str(i)
+        shutil.copytree(folder_of_run, folder)
+        (folder / "charts" / ".hidden").mkdir()
+        put(folder, secret)
+        with pytest.raises(UsageError) as refused:
+            check_secrets(folder)
+        said = str(refused.value)
+        assert re.match(
+            rf"{re.escape(name)} holds what looks like {what} \({where}[a-z]* [\d,]+\)\. Take it out of", said
+        )
+        assert "revoke it where it was made" in said
+        assert not any(secret[at : at + 8] in said for at in range(6, len(secret) - 8)), secret
+        shutil.rmtree(folder)
+
+
+def test_each_kind_of_secret_is_tried():
+    assert set(PLANTED) == set(SECRETS)
+
+
+def test_the_line_of_a_secret_is_told(tmp_path):
+    (tmp_path / "a.py").write_text(f"import os\n\nkey = {PLANTED['a Hugging Face token']!r}\n")
+    with pytest.raises(UsageError, match=r"a\.py holds what looks like a Hugging Face token \(line 3\)"):
+        check_secrets(tmp_path)
+
+
+def test_the_token_in_use_is_found_whatever_it_looks_like(folder_of_run, tmp_path):
+    folder = tmp_path / "staged"
+    shutil.copytree(folder_of_run, folder)
+    token = "my.own+token (of a test)"
+    check_secrets(folder, token)
+    append("README.md", b"Log in with ", b".\n")(folder, token)
+    with pytest.raises(UsageError) as refused:
+        check_secrets(folder, token)
+    assert str(refused.value).startswith("README.md holds what looks like the Hugging Face token in use (line 4).")
+    assert token not in str(refused.value)
+    for none in (None, "", "a"):  # a letter is no token, and may stand anywhere
+        check_secrets(folder, none)
+
+
+def test_no_real_run_is_taken_for_a_secret(folder_of_run, chat_run, tmp_path):
+    check_secrets(folder_of_run)
+    stage(find(chat_run.root), tmp_path / "chat")
+    check_secrets(tmp_path / "chat")
+    check_secrets(chat_run.root)
+
+
+@pytest.mark.parametrize("name", ["gpt2small_hf", "examples", "upload"])
+def test_nothing_of_this_package_is_taken_for_a_secret(name):
+    check_secrets(REPOSITORY / name)
+
+
+def test_hashes_names_and_words_are_not_taken_for_secrets(tmp_path):
+    digest = "8330e99013f6690287b81e7170a26d921dcf85988dd62f1d82b81a3771973361"
+    (tmp_path / "empty").touch()
+    (tmp_path / "README.md").write_text(
+        f"""hf_model hf_hub_download hf_transfer_is_on_and_other_words_joined_by_underscores {digest} sha256:{digest}
+        task-{digest} disk-{digest[:40]} mask-{digest[:8]}-{digest[8:12]} sk-learn gpt2small_hf-{digest}
+        https://example.com/risk-assessment-of-large-language-models-in-2024-and-how-to-measure-it
+        ask-what_the_language_model_has_learned_of_Python3_and_its_many_modules desk-lamp task-2024-01-02-GPT2-small
+        AKIA and ASIA and AKIATHATISAWORD -----BEGIN PUBLIC KEY----- -----BEGIN CERTIFICATE----- PRIVATE KEY
+        ghp_ github_pat_ glpat- AIza xoxb- api_org_ hf_ sk- sk-proj-
+        """
+    )
+    check_secrets(tmp_path)
+
+
+def test_the_patterns_are_told_apart_so_that_each_message_is_true():
+    for what, secret in ALL_PLANTED:
+        assert [name for name, pattern in SECRETS.items() if re.search(pattern, secret.encode())] == [what]
