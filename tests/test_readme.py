@@ -22,7 +22,7 @@ WITH_COMPAT = "test, with the extra compat"
 RUN_HERE = [block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)]
 # What needs more than an offline CPU and some minutes, or files that are the reader's.
 MORE = {"needs the Hub", "needs a GPU", "an hour", "needs a second terminal", "needs your data"}
-OF_CI = {"ci: main job", "ci: tests", "ci: chat", "ci: talk"}
+OF_CI = {"ci: main job", "ci: tests", "ci: chat", "ci: talk", "ci: share"}
 PARSED = [(language, code) for mark, language, code in BLOCKS if mark in MORE | OF_CI]
 
 
