@@ -381,7 +381,10 @@ def open_door(main: Callable[[], None]) -> int:
     except OSError as error:  # a folder that may not be written, a full disk: nothing in our code can mend these
         if error.errno not in _USERS_TO_MEND:
             raise
-        print(f"error: {error.filename2 or error.filename or 'the disk'}: {error.strerror}. Choose another place.", file=sys.stderr)
+        print(
+            f"error: {error.filename2 or error.filename or 'the disk'}: {error.strerror}. Choose another place.",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         say("interrupted.")

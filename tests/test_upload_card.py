@@ -571,6 +571,7 @@ def test_losses_on_other_rows_are_not_compared(tiny_run):
         (99_999_999, "100 million"),
         (124_439_808, "124 million"),
         (163_009_536, "163 million"),
+        (999_900_000, "1 billion"),
         (3_260_190_720, "3.26 billion"),
     ],
 )
@@ -703,10 +704,10 @@ def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_ba
 
 
 def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_base):
-    change(with_base.resolved, base={"init_from": "somebody/their-base"})
+    change(with_base.resolved, base={"init_from": "somebody/their-base", "of_hub": True})
     assert card_of(with_base.root).metadata["base_model"] == "somebody/their-base"
-    for gone in ("runs/gone/model", "/data/runs/gone/model", "out/checkpoints/checkpoint-10"):
-        change(with_base.resolved, base={"init_from": gone})
+    for gone in ("runs/gone/model", "/data/runs/gone/model", "out/checkpoints/checkpoint-10", "out/mine"):
+        change(with_base.resolved, base={"init_from": gone, "of_hub": False})
         assert card_of(with_base.root).metadata.get("base_model") is None
 
 
@@ -1058,3 +1059,24 @@ def test_the_template_names_no_number_of_its_own():
     prose = re.sub(r"\{[{%#].*?[#%}]\}|```.*?```|`[^`]*`", " ", TEMPLATE.read_text(encoding="utf-8"), flags=re.DOTALL)
     found = re.findall(r"(?<![\w.-])\d[\d.,]*", prose)
     assert not found
+
+
+def test_what_sounds_unfinished_and_is_a_name_or_a_command_is_no_reason(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "short")
+    source = {**read_json(run.resolved)["data"]["sources"]["train"][0], "file": "TODO.txt"}
+    change(run.resolved, data={"sources": {"train": [source, {**source, "file": "a/nan-None.txt"}]}})
+    change(run.resolved, made_by={"command": "python train.py --prompts 'return None' TODO"})
+    card = card_of(run.root)
+    gate(card.text, card.files)
+    assert any("--prompts 'return None' TODO" in code for code in card.codes("text"))
+
+
+@pytest.mark.parametrize("settings", [{"warmup_period_percent": None}, {"min_train_tokens": "3e9"}, {"dataset": [1]}])
+def test_settings_of_other_code_may_be_anything(settings, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bare = tmp_path / "mine"
+    shutil.copytree(tiny_run.model, bare)
+    write_json(bare / "converted.json", {"what": "reference series", "settings": settings})
+    card = card_of(bare)
+    gate(card.text, card.files)

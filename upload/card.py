@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import escaped, one_line
+from gpt2small_hf.report.tables import escaped, number, one_line
 from gpt2small_hf.runs import UsageError
 from upload.facts import Publication, facts, plural
 from upload.source import Source
@@ -78,7 +78,7 @@ def quoted(text: str) -> str:
 FILTERS = {
     "plural": lambda count, word: plural(count, word),
     "n": lambda value: f"{value:,}",
-    "loss": lambda value: f"{value:.3f}",
+    "loss": lambda value: number(value, ".3f"),
     "percent": lambda value: f"{100 * value:.3g}%",
     "sci": lambda value: f"{value:.1e}",
     "g": lambda value: f"{value:g}",
@@ -98,7 +98,7 @@ def header(known: dict[str, Any]) -> str:
     """The metadata that the Hub reads, as YAML."""
     data, heldout = known["data"], known["heldout"]
     results = []
-    if heldout is not None and data is not None:
+    if heldout is not None and data is not None and data["sources"]:
         of = data["datasets"][0] if data["datasets"] else data["sources"][0]["name"]
         more = f" and {data['n_sources'] - 1:,} more" if data["n_sources"] > 1 else ""
         results = [
@@ -139,12 +139,13 @@ def header(known: dict[str, Any]) -> str:
 
 # ---- the gate ------------------------------------------------------------------------------------------------------
 
+_WORD = r"(?<![\w./\\-])(?:{})(?![\w/\\-]|\.\w)"  # and no part of a file's name
 UNFINISHED = {
-    "TODO": r"\bTODO\b|\bFIXME\b",
+    "TODO": _WORD.format("TODO|FIXME"),
     "More Information Needed": r"[Mm]ore [Ii]nformation [Nn]eeded",
-    "an empty link": r"\[[^\]]*\]\(\s*\)|\[\s*\]\([^)]*\)(?<!!\[\]\()",
-    "None": r"\bNone\b",
-    "nan": r"\b(?:nan|NaN)\b",
+    "an empty link": r"\[[^\]]*\]\(\s*\)|(?<!!)\[\s*\]\(",
+    "None": _WORD.format("None"),
+    "nan": _WORD.format("nan|NaN"),
     "an unrendered placeholder": r"\{\{|\{%",
 }
 
@@ -157,14 +158,14 @@ def gate(card: str, files: set[str]) -> None:
     Raises: UsageError that names the line.
     """
     prose = blanked(card)
-    for number, line in enumerate(prose.splitlines(), start=1):
+    for at, line in enumerate(prose.splitlines(), start=1):
         for what, pattern in UNFINISHED.items():
             if re.search(pattern, line):
-                raise UsageError(f"the card has {what} in line {number}: {line.strip()[:80]!r}. Mend model_card.j2.")
+                raise UsageError(f"the card has {what} in line {at}: {line.strip()[:80]!r}. Mend model_card.j2.")
         for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line):
             if not re.match(r"[a-z]+:|#", target) and target not in files:
                 raise UsageError(
-                    f"the card names {target} in line {number}, which is not published. Mend model_card.j2."
+                    f"the card names {target} in line {at}, which is not published. Mend model_card.j2."
                 )
     parts = card.split("---\n", 2)
     try:

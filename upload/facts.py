@@ -100,6 +100,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "data": _data(run),
         "training": _training(run) if run else None,
         "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
+        "command": scrubbed(run.resolved["made_by"]["command"]) if run else None,
         "provenance": _provenance(source),
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
@@ -146,7 +147,7 @@ def _base(run: Run | None, repo_id: str) -> dict[str, Any] | None:
                 there = told.get("verified") and not told.get("pull_request") and not told.get("native")
                 if same and there and told["repo_id"] != repo_id:
                     return {"name": told["repo_id"], "repo": told["repo_id"]}
-    is_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not path.exists()
+    is_id = run.resolved["base"].get("of_hub", _is_hub_id(name))
     shown = path.parent.name if path.name == "model" else path.name
     return {"name": name if is_id else shown, "repo": name if is_id else None}
 
@@ -155,7 +156,9 @@ def _converted(source: Source) -> dict[str, Any] | None:
     """Of other people's weights: what they were, and what their settings tell of the training."""
     if source.converted is None:
         return None
-    told = source.converted["settings"]
+    numbers = {name for name, value in source.converted["settings"].items() if isinstance(value, (int, float))}
+    told = {n: v for n, v in source.converted["settings"].items() if n in numbers or isinstance(v, str)}
+    warmup = told["warmup_period_percent"] if "warmup_period_percent" in numbers else None
     rows = {
         "data set": told.get("dataset"),
         "tokens, at least": _n(told.get("min_train_tokens")),
@@ -163,7 +166,7 @@ def _converted(source: Source) -> dict[str, Any] | None:
         "gradient accumulation": _n(told.get("gradient_accumulation_steps")),
         "learning rate": told.get("learning_rate"),
         "schedule": "warm-up, then cosine" if told.get("schedule_learning_rate") else None,
-        "warm-up": f"{told['warmup_period_percent']:g}% of the steps" if "warmup_period_percent" in told else None,
+        "warm-up": None if warmup is None else f"{warmup:g}% of the steps",
         "weight decay": told.get("weight_decay"),
         "gradients clipped at": told.get("clipping_max_norm"),
         "seed": told.get("random_seed"),
@@ -176,7 +179,7 @@ def _converted(source: Source) -> dict[str, Any] | None:
 
 
 def _n(value: Any) -> str | None:
-    return None if value is None else f"{value:,}"
+    return f"{value:,}" if isinstance(value, (int, float)) else value
 
 
 def _table(rows: dict[str, Any], header: tuple[str, str] = ("", "")) -> str | None:
@@ -424,7 +427,6 @@ def _provenance(source: Source) -> str | None:
     code = f"gpt2small_hf, commit {commit[:12]}{', with changes that are not in it' * bool(dirty)}"
     return _table(
         {
-            "command": scrubbed(told["command"]),
             "code": code if commit else None,
             "begun": told["date"],
             "versions": ", ".join(f"{name} {version}" for name, version in told["versions"].items()),
@@ -487,7 +489,7 @@ def said(value: Any) -> str:
 
 def about(count: float) -> str:
     """A count as people say it: 281,344 → `0.28 million`, 163,009,536 → `163 million`."""
-    for size, word, least in ((1e9, "billion", 1), (1e6, "million", 0.1)):
+    for size, word, least in ((1e9, "billion", 0.9995), (1e6, "million", 0.1)):
         if count >= least * size:
-            return f"{count / size:.{3 if count >= size else 2}g} {word}"
+            return f"{count / size:.{2 if count < size / 2 else 3}g} {word}"
     return f"{count:,.0f}"

@@ -283,7 +283,7 @@ class Base:
         return load_tokenizer(self.name)
 
     def described(self) -> dict[str, Any]:
-        return {"init_from": self.name, "sha256": self.sha256}
+        return {"init_from": self.name, "sha256": self.sha256, "of_hub": not Path(self.name).exists()}
 
 
 def find_base(name: str) -> Base:
