@@ -164,9 +164,7 @@ def gate(card: str, files: set[str]) -> None:
                 raise UsageError(f"the card has {what} in line {at}: {line.strip()[:80]!r}. Mend model_card.j2.")
         for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line):
             if not re.match(r"[a-z]+:|#", target) and target not in files:
-                raise UsageError(
-                    f"the card names {target} in line {at}, which is not published. Mend model_card.j2."
-                )
+                raise UsageError(f"the card names {target} in line {at}, which is not published. Mend model_card.j2.")
     parts = card.split("---\n", 2)
     try:
         metadata = yaml.safe_load(parts[1]) if len(parts) == 3 else None
