@@ -22,9 +22,10 @@ from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
+from upload.checks import check_sizes
 from upload.facts import Publication, about, loss_then, plural, training_seconds
 from upload.source import Source, find
-from upload.stage import check_sizes, files_of, stage, stage_license, stage_native
+from upload.stage import files_of, stage, stage_license, stage_native
 
 
 @dataclass

@@ -22,20 +22,9 @@ from transformers import AutoTokenizer
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, sha256, whole, write_json
+from upload.privacy import SECRETS, check_secrets, scrubbed
 from upload.source import find
-from upload.stage import (
-    CODE,
-    SECRETS,
-    check_secrets,
-    files_of,
-    is_loaded,
-    is_ours,
-    let_others_read,
-    scrubbed,
-    stage,
-    stage_license,
-    stage_native,
-)
+from upload.stage import CODE, files_of, is_loaded, is_ours, let_others_read, stage, stage_license, stage_native
 
 CODE_FILES = {"configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

@@ -19,8 +19,10 @@ from gpt2small_hf.report.tables import markdown_table, one_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
+from upload.checks import check_sizes, weight_files
+from upload.privacy import scrubbed
 from upload.source import Source
-from upload.stage import CHARTS, check_sizes, scrubbed, weight_files
+from upload.stage import CHARTS
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""

@@ -1,7 +1,7 @@
 """Door: `python upload/push.py RUN_OR_CHECKPOINT USER/REPO`. Publish what was checked, whole or not at all.
 
-source → stage → card → secrets → a stranger loads it → one commit → a stranger loads it from the Hub → tag → public.
-Each is a file beside this one; here they are put in order, and said what came of them.
+arguments → source (which model) → stage (with checks) → facts and card → privacy (no secrets) → verify (a stranger loads
+it) → hub (one commit) → verify from there → tag → public. Each is a file beside this one; here they are put in order.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def publish(args: Namespace) -> dict[str, Any]:
     """
     from gpt2small_hf.runs import UsageError
     from upload.hub import Hub, token_in_use
+    from upload.privacy import check_words
     from upload.source import find
-    from upload.stage import check_words
 
     if not args.dry_run:
         token_in_use()  # before anything that takes long
@@ -195,6 +195,7 @@ def prepare(args: Namespace, one: Plan) -> None:
 
     from gpt2small_hf.runs import whole
     from upload import card, stage
+    from upload.privacy import check_secrets
 
     native, known = one.publication.native, stage.read_record(one.folder)
     with whole(one.folder) as folder:
@@ -213,7 +214,7 @@ def prepare(args: Namespace, one: Plan) -> None:
         stage.let_others_read(folder)
         one.files = stage.files_of(folder)
         card.gate(text, set(one.files))
-        stage.check_secrets(folder, get_token())
+        check_secrets(folder, get_token())
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
         stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
     page = stage.page_of(one.folder)
@@ -397,7 +398,7 @@ def finish(
 ) -> dict[str, Any]:
     """Show it, collect it, and write down what was published. Returns: the record."""
     from gpt2small_hf.runs import made_by, write_json
-    from upload.stage import scrubbed
+    from upload.privacy import scrubbed
 
     repositories = dict.fromkeys(one.repo_id for one in plans)
     for repo_id in repositories:

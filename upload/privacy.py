@@ -1,0 +1,135 @@
+"""What of a run nobody else should read: paths and names of this machine are taken out, secrets are refused."""
+
+from __future__ import annotations
+
+import getpass
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpt2small_hf.runs import UsageError
+
+SECRETS = {
+    "a Hugging Face token": rb"hf_[A-Za-z0-9]{30,}",
+    "an organisation's Hugging Face token": rb"api_org_[A-Za-z0-9]{30,}",
+    "a GitHub token": rb"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})",
+    # Capitals and a digit in one piece, or 32 hexadecimal digits: `risk-assessment-of-…` and `task-<commit>` are none.
+    "an API key": rb"sk-(?:(?:[A-Za-z0-9]{1,24}[_-]){0,6}(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{16,}"
+    rb"|(?<![A-Za-z0-9]sk-)[0-9a-f]{32}(?![0-9A-Za-z]))",
+    "a Google API key": rb"AIza[A-Za-z0-9_-]{35}",
+    "a GitLab token": rb"glpat-[A-Za-z0-9_-]{20,}",
+    "an AWS access key": rb"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
+    "a Slack token": rb"xox[abprs]-[0-9]{8,}-[A-Za-z0-9-]{10,}",
+    "a private key": rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY(?: BLOCK)?-----",
+}
+
+LEAST_TOKEN = 8
+"""Letters: a shorter one is none, and may stand anywhere."""
+
+
+# ---- what is taken out -----------------------------------------------------------------------------------------------
+
+_LETTER = r"[^\s/\\'\"<>|,;:=\[\]{}()]"
+_PART = _LETTER + "+"
+_PATH = re.compile(
+    rf"(?:file://|~|(?<![\w./\\~-])/?)(?:/{_PART}){{2,}}/?"  # of here, of home, or written as an address
+    rf"|\b[A-Za-z]:[\\/]+(?={_LETTER}{{2}}){_PART}(?:[\\/]+{_PART})*"  # C:\texts, and not Q:\n
+    rf"|(?<![\w\\])\\(?:\\{_PART}){{2,}}"  # \\server\texts
+)
+_URL = re.compile(r"(\b(?!file:)[A-Za-z][\w+.-]+://[^\s'\"<>]+)")
+_WORDS = ("prompts", "completions")
+"""What stands under these names is text, of a user or a model, and shown as it is."""
+
+
+def scrubbed(value: Any) -> Any:
+    """Settings and command lines without absolute paths and user names: of a path, its last part is kept.
+
+    `/home/ada/texts/a.jsonl` becomes `a.jsonl`; in what remains, a folder called as the user here becomes `user`.
+    Addresses, prompts, what a model wrote and chat templates stay as they are.
+    """
+    if isinstance(value, dict):
+        kept: dict[Any, Any] = {}
+        for key, item in value.items():
+            if _names_a_token(key):
+                continue
+            name = scrubbed(key)
+            while name in kept:  # two files of one name, in two folders
+                name += " (another)"
+            kept[name] = item if key in _WORDS or _is_template(key, item) else scrubbed(item)
+        return kept
+    if isinstance(value, list):
+        return [scrubbed(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    pieces = _URL.split(value)  # every second one is an address
+    return "".join(_without_access(piece) if i % 2 else _without_paths(piece) for i, piece in enumerate(pieces))
+
+
+def _without_access(address: str) -> str:
+    """An address without name, password and query, which let others in."""
+    return re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
+
+
+def _without_paths(text: str) -> str:
+    text = re.sub(r"(--\w*(?:_token|_key|secret|password))([ =])\S+", r"\1\2…", text)
+    home = str(Path.home())
+    if len(home) > 1:  # first: the pattern below knows no paths with spaces
+        text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
+    text = re.sub(rf"(?<=[/\\~]){re.escape(_user())}(?![\w.-])", "user", text)
+    return _PATH.sub(_last_part, text).replace("../", "")
+
+
+def _last_part(path: re.Match[str]) -> str:
+    *above, last = re.split(r"[/\\]", path[0].rstrip("/\\"))
+    of_root = [part for part in above if part and not part.endswith(":")]
+    return "user" if of_root in (["home"], ["Users"]) else last  # a home folder is called as its owner
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a container's user may have no name
+        return "user"
+
+
+def _names_a_token(key: Any) -> bool:
+    return isinstance(key, str) and key.endswith("_token")
+
+
+def _is_template(key: Any, value: Any) -> bool:
+    return key == "template" and isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def check_secrets(folder: Path, token: str | None = None) -> None:
+    """Raise: UsageError that names file and kind, never the secret, if a staged file holds one."""
+    patterns = dict(SECRETS)
+    if token and len(token) >= LEAST_TOKEN:
+        patterns = {"the Hugging Face token in use": re.escape(token.encode())} | patterns
+    # The card last: what is in it is from the other files.
+    for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == "README.md", p)):
+        for what, at in _secrets(path, patterns):
+            raise UsageError(
+                f"{path.relative_to(folder)} holds what looks like {what} ({at}). Take it out of the file that it was "
+                "staged from, revoke it where it was made, and push again."
+            )
+
+
+def check_words(words: str) -> None:
+    """Raise: UsageError if what is to be published as a title holds a secret."""
+    for what, pattern in SECRETS.items():
+        if re.search(pattern, words.encode()):
+            raise UsageError(f"--message holds what looks like {what}. Write another, and revoke it where it was made.")
+
+
+def _secrets(path: Path, patterns: dict[str, bytes]) -> Iterator[tuple[str, str]]:
+    if not path.stat().st_size:
+        return
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for what, pattern in patterns.items():
+            # mmap is read as bytes: hundreds of megabytes of weights need no memory.
+            if (match := re.search(pattern, content)) is not None:  # pyright: ignore[reportCallIssue, reportArgumentType]
+                before = content[: match.start()]
+                line = before.count(b"\n") + 1
+                yield what, f"byte {match.start():,}" if b"\0" in before else f"line {line}"
