@@ -1,6 +1,6 @@
 """Door: `python upload/push.py RUN_OR_CHECKPOINT USER/REPO`. Publish what was checked, whole or not at all.
 
-arguments → source (which model) → stage (with checks) → facts and card → privacy (no secrets) → verify (a stranger loads
+arguments → source (which model) → stage (with checks) → facts, card → privacy (no secrets) → verify (a stranger loads
 it) → hub (one commit) → verify from there → tag → public. Each is a file beside this one; here they are put in order.
 """
 
