@@ -106,7 +106,7 @@ def _open(folder: RunFolder) -> Run:
     resolved = read_json(folder.resolved)
     if not isinstance(resolved, dict) or not resolved.keys() >= KEYS:
         raise UsageError(
-            f"{folder.resolved} is not whole, so nothing is known of the run. Publish its model folder's copy."
+            f"{folder.resolved} is not whole, so nothing is known of the run. Copy its model/ elsewhere, publish that."
         )
     run = Run(folder)
     if run.heldout is not None and not run.heldout.keys() >= MEASURED:
