@@ -62,5 +62,10 @@ def main() -> None:
         raise UsageError(f"{words[0]} is not a command. {hint}")
 
 
+def run() -> int:
+    """Entry point of the console script `gpt2small`: run one command and return the exit status."""
+    return open_door(main)
+
+
 if __name__ == "__main__":
-    sys.exit(open_door(main))
+    sys.exit(run())
