@@ -516,6 +516,16 @@ def test_a_share_of_the_held_out_text_in_the_training_text_is_noted(folder, tmp_
     assert 10 < int(check.says.split("%")[0]) < 98
 
 
+@pytest.mark.parametrize(("context", "known", "verdict"), [(64, 0, "ok"), (128, 0, "note"), (128, 64, "ok")])
+def test_a_context_that_rows_hardly_reach_is_noted(folder, tmp_path, context, known, verdict):
+    """Rows have 32 tokens: later positions are learned only if the weights knew them before."""
+    trainer = make(folder, tmp_path, config={"max_position_embeddings": context})
+    check = checked(trainer, folder, known_positions=known)["positions"]
+    assert check.verdict == verdict
+    assert ("positions from 32 on stay as they were drawn" in check.says) == (verdict == "note")
+    assert ("--max_position_embeddings 32" in check.says) == (verdict == "note")
+
+
 # ---- shown --------------------------------------------------------------------------------------------------------
 
 FOUND = [Check("alpha", "ok", "as it should be"), Check("beta", "note", "look"), Check("c", "ok", "fine")]
@@ -524,7 +534,7 @@ FOUND = [Check("alpha", "ok", "as it should be"), Check("beta", "note", "look"),
 def test_a_table_shows_everything_or_what_deserves_a_look(capsys):
     show(FOUND)
     assert capsys.readouterr().out.splitlines() == [
-        "3 checks before the first step, 2 ok",
+        "3 checks before the first step: 2 ok, 1 note",
         "check        found",
         "alpha  ok    as it should be",
         "beta   note  look",
@@ -533,11 +543,13 @@ def test_a_table_shows_everything_or_what_deserves_a_look(capsys):
     show(FOUND, everything=False)
     assert capsys.readouterr().out.splitlines()[1:] == ["check        found", "beta   note  look"]
     show(FOUND[:1], everything=False)
-    assert capsys.readouterr().out == "1 checks before the first step, 1 ok\n"
+    assert capsys.readouterr().out == "1 check before the first step: 1 ok\n"
 
 
 def test_what_failed_stops_the_run_with_one_line_of_all_of_it(capsys):
     with pytest.raises(UsageError) as error:
         show([*FOUND, Check("delta", "fail", "this is wrong: do that."), Check("e", "fail", "so is this: stop it.")])
     assert str(error.value) == "training was not begun. delta: this is wrong: do that. e: so is this: stop it."
-    assert "delta  fail  this is wrong" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == "5 checks before the first step: 2 ok, 1 note, 2 failed"
+    assert "delta  fail  this is wrong" in said

@@ -50,6 +50,8 @@ class Material:
     """Files that a result is made from."""
     base: dict[str, Any] | None = None
     """For `resolved.json`: the model that the run begins with, and a fingerprint of it."""
+    known_positions: int = 0
+    """Positions that this model was trained on; 0 of initial weights."""
 
     @property
     def tokens_per_row(self) -> float:
@@ -123,6 +125,7 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
         data,
         inputs,
         base.described(),
+        base.config.max_position_embeddings,
     )
 
 
@@ -246,6 +249,7 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
         data,
         [path for path in files if path.is_file()],
         base.described(),
+        base.config.max_position_embeddings,
     )
 
 

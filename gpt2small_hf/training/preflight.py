@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
@@ -39,6 +40,8 @@ HELDOUT_TOKENS, TRAINING_TOKENS = 100_000, 2_000_000
 """Read to see whether held-out text was trained on: about a second's work."""
 SEEN_NOTED, SEEN_REFUSED = 0.1, 0.98
 CUT_NOTED = 0.1
+UNREACHED_NOTED = 0.5
+"""Share of the context below which the positions that are learned are too few not to be mentioned."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ def preflight(
     tokens_per_step: int,
     folder_to_write: Path,
     fresh: bool,
+    known_positions: int = 0,
     free_bytes: int | None = None,
 ) -> list[Check]:
     """Check what is about to be trained, and leave no trace: all of the trainer is as it was, gradients are None.
@@ -72,6 +76,7 @@ def preflight(
         tokens_per_step: tokens that all ranks together train on in a step.
         folder_to_write: where checkpoints and model will lie; it need not exist yet.
         fresh: whether the weights are initial ones.
+        known_positions: positions that the weights were trained on before this run.
         free_bytes: space on the disk; unset, what that folder's disk has.
 
     Returns: the checks. The model is tried only if the data are fit for it.
@@ -88,6 +93,7 @@ def preflight(
                 checks.append(_initial_loss(model, loss))
             checks += [_count(trainer, model, batch, loss), *_accumulation_and_gradients(trainer, model, batch)]
             checks += [_causality(model, batch), *_documents(model, looked_at["training"])]
+            checks.append(_positions(model, rows, looked_at["training"], known_positions))
             if isinstance(model, GPT2SmallForCausalLM):  # and not one with adapters around it
                 checks.append(_tied(model))
         checks += [
@@ -109,7 +115,12 @@ def show(checks: Sequence[Check], *, everything: bool = True) -> None:
     shown = [check for check in checks if everything or check.verdict != "ok"]
     width = max(len(words) for words in ("found", *(check.says for check in shown)))
     lines = [[check.name, check.verdict.ljust(4), check.says.ljust(width)] for check in shown]
-    print(f"{len(checks)} checks before the first step, {sum(check.verdict == 'ok' for check in checks)} ok")
+    counts = {verdict: sum(check.verdict == verdict for check in checks) for verdict in ("ok", "note", "fail")}
+    parts = [f"{counts['ok']} ok"]
+    parts += [counted(counts["note"], "note")] * (counts["note"] > 0) + [f"{counts['fail']} failed"] * (
+        counts["fail"] > 0
+    )
+    print(f"{counted(len(checks), 'check')} before the first step: {', '.join(parts)}")
     if lines:
         table = console_table(["check", "    ", "found".ljust(width)], lines)
         print("\n".join(line.rstrip() for line in table.splitlines()))
@@ -284,7 +295,12 @@ def _accumulation_and_gradients(
     without = [name for name, parameter in parameters.items() if parameter.grad is None]
     broken = [name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()]
     # LoRA's second matrix begins as zeros, so the first one gets nothing at the first step.
-    zero = [n for n, p in parameters.items() if p.grad is not None and not p.grad.any() and "lora_A" not in n]
+    unread = _unread_rows(model, batch)
+    zero = [
+        name
+        for name, p in parameters.items()
+        if p.grad is not None and not p.grad.any() and "lora_A" not in name and not name.startswith(unread)
+    ]
     wrong = {"no gradient": without, "one that is not finite": broken, "one that is all zero": zero}
     if any(wrong.values()):
         says = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
@@ -293,6 +309,28 @@ def _accumulation_and_gradients(
         )
     else:
         yield Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
+
+
+def _unread_rows(model: nn.Module, batch: Batch) -> tuple[str, ...]:
+    """Modules of LoRA that train rows of an embedding (new tokens, new positions) of which the batch reads none.
+
+    A short batch reaches no new position, so their gradient is zero and nothing is wrong.
+    """
+    positions = batch.get("position_ids")
+    if positions is None:
+        positions = torch.arange(batch["labels"].shape[1], device=batch["labels"].device).expand_as(batch["labels"])
+    read = {
+        "embed_tokens": batch["input_ids"],
+        "embed_positions": positions[:, :-1][_supervised(batch)],  # what stands after the last label has no gradient
+    }
+    unread = []
+    for name, module in model.named_modules():
+        *_, embedding, last = ("", *name.split("."))
+        if last == "token_adapter" and embedding in read:
+            rows = torch.tensor([row for rows in module.token_indices.values() for row in rows])  # pyright: ignore
+            if not torch.isin(read[embedding].cpu(), rows).any():
+                unread.append(name)
+    return tuple(unread)
 
 
 def _few(names: list[str]) -> str:
@@ -345,6 +383,26 @@ def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iter
         else:
             yield Check("documents", "ok", "those of one row do not see each other")
         return
+
+
+def _positions(
+    model: GPT2SmallForCausalLM, rows: TokenDataset | ChatDataset, looked_at: dict[int, Batch], known: int
+) -> Check:
+    """Whether most of the context is learned: in this run, or before it."""
+    if isinstance(rows, ChatDataset):
+        reached, what = max(len(one.input_ids) for one in rows.encoded), "the longest chat has"
+    else:
+        ends = [int(batch["position_ids"].max()) + 1 for batch in looked_at.values() if "position_ids" in batch]
+        reached, what = max(ends, default=rows.seq_len), "rows reach"
+    context, learned = model.config.max_position_embeddings, max(known, reached)
+    says = f"{what} {reached:,} tokens, of a context of {context:,}"
+    if learned < UNREACHED_NOTED * context:
+        says += (
+            f": positions from {learned:,} on stay as they were drawn, so text longer than that comes out wrong. "
+            f"Train on longer rows, or set --max_position_embeddings {max(known, 1 << (reached - 1).bit_length())}"
+        )
+        return Check("positions", "note", says)
+    return Check("positions", "ok", says)
 
 
 def _tied(model: GPT2SmallForCausalLM) -> Check:

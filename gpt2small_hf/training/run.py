@@ -312,6 +312,7 @@ def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, 
         tokens_per_step=tokens_per_step,
         folder_to_write=args.run.output_dir,
         fresh=args.run.branch_from is None and material.base is None,
+        known_positions=material.known_positions,
     )
     show(checks, everything=args.run.preflight_only)
 

@@ -12,6 +12,7 @@ from conftest import CHAT_CONTEXT, REPOSITORY, chat_words, run_train, tiny_confi
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import gpt2small_hf.training.run as run_module
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 from gpt2small_hf.training.arguments import parse_arguments
@@ -152,8 +153,56 @@ print(model.generate(**inputs, do_sample=False, max_new_tokens=20)[0].tolist())
 
 def test_the_checks_before_the_first_step_find_nothing(made, tmp_path, capsys):
     run_train([*made.words(tmp_path / "run"), "--preflight_only"])
-    assert re.search(r"(\d+) checks before the first step, \1 ok", capsys.readouterr().out)
+    said = capsys.readouterr().out
+    verdicts = dict(re.findall(r"^(\S+(?: \S+)*?) +(ok|note|fail)  ", said, flags=re.MULTILINE))
+    assert len(verdicts) >= 15
+    # The chats fill less than half of the context.
+    assert {name for name, verdict in verdicts.items() if verdict != "ok"} <= {"positions"}
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def long_base(chat_place, tmp_path_factory) -> Path:
+    """A model whose context is longer than any of the chats."""
+    folder = tmp_path_factory.mktemp("long") / "model"
+    tokenizer = AutoTokenizer.from_pretrained(chat_place / "base" / "model")
+    torch.manual_seed(0)
+    config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=CHAT_CONTEXT)
+    GPT2SmallForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def lora_words(place: Path, root: Path, base: Path, *more: str) -> list[str]:
+    return chat_words(place, root, *LORA, "--init_from", str(base), "--add_special_tokens", *more)
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "padding"])
+def test_new_positions_that_no_chat_reaches_are_a_note(chat_place, long_base, tmp_path, capsys, packing):
+    longer = ("--max_position_embeddings", str(4 * CHAT_CONTEXT), "--num_train_epochs", "1", "--packing", packing)
+    run = run_train(lora_words(chat_place, tmp_path / "run", long_base, *longer))
+    said = capsys.readouterr().out
+    assert re.search(rf"positions +note +the longest chat has \d+ tokens, of a context of {4 * CHAT_CONTEXT}: ", said)
+    assert f"positions from {CHAT_CONTEXT} on stay as they were drawn" in said
+    assert run.finished
+
+
+def test_new_tokens_that_get_no_gradient_still_fail(chat_place, long_base, tmp_path, monkeypatch):
+    """They are in every chat, so that something keeps them from being learned."""
+    words = lora_words(chat_place, tmp_path / "run", long_base)
+    material = gather(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
+    build = material.build
+
+    def frozen():
+        model = build()
+        delta = next(p for name, p in model.named_parameters() if "embed_tokens" in name and p.requires_grad)
+        delta.register_hook(torch.zeros_like)
+        return model
+
+    material.build = frozen
+    monkeypatch.setattr(run_module, "gather", lambda args: material)
+    with pytest.raises(UsageError, match=r"gradients: .*embed_tokens.* got one that is all zero"):
+        run_train(words)
 
 
 def same_weights(one: RunFolder, other: RunFolder) -> bool:
