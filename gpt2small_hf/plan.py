@@ -18,7 +18,7 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import ANY_PRECISION, Arguments, parse_with
+from gpt2small_hf.training.arguments import Arguments, parse_with
 from gpt2small_hf.training.material import check_sizes, gather
 from gpt2small_hf.training.resume import is_whole, step_of
 
@@ -33,7 +33,7 @@ class PlanArguments:
 
     device_name: str | None = field(
         default=None,
-        metadata={"help": f"A device to plan for: {', '.join(budget.PEAK_FLOPS)}. Unset: the one found here."},
+        metadata={"help": "A device to plan for, such as H100, A100 or RTX 4090. Unset: the one found here."},
     )
     n_devices: int | None = field(
         default=None, metadata={"help": "How many of them. Unset: as many as are found here."}
@@ -41,8 +41,10 @@ class PlanArguments:
     mfu: float = field(default=0.4, metadata={"help": "Share of the device's peak that the run is expected to make."})
 
     def __post_init__(self) -> None:
-        if self.device_name is not None and budget.peak_flops(self.device_name) is None:
-            raise UsageError(f"--device_name {self.device_name} is not known. Known: {', '.join(budget.PEAK_FLOPS)}.")
+        if self.device_name is not None and budget.find_device(self.device_name) is None:
+            raise UsageError(
+                f"--device_name {self.device_name} is not known. {budget.suggest_device(self.device_name)}"
+            )
         if self.n_devices is not None and self.n_devices < 1:
             raise UsageError(f"--n_devices is {self.n_devices}. Give 1 or more, or leave it out.")
         if not 0 < self.mfu <= 1:
@@ -57,8 +59,7 @@ def main(words: list[str]) -> None:
         prog="python -m gpt2small_hf plan",
         purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
         more=(PlanArguments,),
-        # A plan for another machine does not ask whether this one can compute in bfloat16.
-        in_any_case=ANY_PRECISION,
+        any_precision=True,  # a plan for another machine does not ask whether this one can compute in bfloat16
     )
     print(f"{describe(args, plan)}\n\nnext: python train.py {shlex.join(for_training(words))}".rstrip())
 
@@ -105,7 +106,7 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
         "text": None if available is None else f"{available:,} tokens prepared, {seen / available:.1f} passes",
         "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {'up to ' if base else ''}{seq_len:,})",
         "compute": f"{a_token * seen:.2e} FLOPs, {a_token:,} a token (PaLM's count)",
-        "time": time_needed(a_token * seen, plan, n_devices),
+        "time": time_needed(a_token * seen, plan, n_devices, budget.precision_of(args.trainer)),
         "disk": disk_needed(n.total, steps, args),
     }
     lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
@@ -140,14 +141,17 @@ def vocabulary(args: Arguments) -> tuple[int, str, int | None]:
     return GPT2SmallConfig().vocab_size, f"(GPT-2's; {args.data.tokenizer} was not looked up)", None
 
 
-def time_needed(flops: float, plan: PlanArguments, n_devices: int) -> str:
-    """Hours on the device named or found, if its peak is known."""
+def time_needed(flops: float, plan: PlanArguments, n_devices: int, precision: str) -> str:
+    """Hours on the device named or found, if its peak in this precision is known."""
     device = plan.device_name or (torch.cuda.get_device_name() if torch.cuda.is_available() else None)
-    peak = None if device is None else budget.peak_flops(device)
-    if peak is None:
+    known = None if device is None else budget.find_device(device)
+    if known is None:
         return f"unknown: {device or 'no GPU'} here. Name one: --device_name H100 --n_devices 8"
+    peak = budget.peak_flops(known, precision)
+    if peak is None:
+        return f"unknown: the {known} does not compute in {precision}. Take --fp16, or neither it nor --bf16 and --tf32"
     hours = flops / (peak * plan.mfu * n_devices) / 3600
-    return f"{hours:.1f} h on {n_devices} x {device} at {plan.mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s in bfloat16"
+    return f"{hours:.1f} h on {n_devices} x {known} at {plan.mfu:.0%} of {peak / 1e12:,.4g} TFLOP/s in {precision}"
 
 
 def disk_needed(n_parameters: int, steps: int, args: Arguments) -> str:

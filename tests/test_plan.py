@@ -20,11 +20,26 @@ def test_a_recipe_for_eight_gpus_is_planned_without_one(capsys):
     assert "3,260,252,160: 20.0 a parameter, 26.4 without embeddings" in shown
     assert "33,165 of 98,304 tokens (96 rows of 1,024)" in shown
     # 2.786e18 FLOPs / (8 x 312e12 x 0.5) = 2,232 s
-    assert "0.6 h on 8 x A100 at 50% of 312 TFLOP/s" in shown
+    assert "0.6 h on 8 x A100 at 50% of 312 TFLOP/s in bfloat16" in shown
     # two checkpoints kept and one being written, of 12 bytes a parameter, and the model
     assert "6.1 GiB at most: 2 checkpoints of 1.8 GiB kept" in shown
     assert "1.40e-03  1.52e-03" in shown
     assert f"next: python train.py {FULL_SIZE} {' '.join(words)}\n" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "said"),
+    [
+        # 2.786e18 FLOPs at 40 %: of 312, 156 and 19.5 TFLOP/s on eight devices
+        (["--bf16", "false", "--fp16"], "a100", "0.8 h on 8 x A100 at 40% of 312 TFLOP/s in float16"),
+        (["--bf16", "false", "--tf32"], "A100", "1.6 h on 8 x A100 at 40% of 156 TFLOP/s in tf32"),
+        (["--bf16", "false"], "A100", "12.4 h on 8 x A100 at 40% of 19.5 TFLOP/s in float32"),
+        ([], "T4", "unknown: the T4 does not compute in bfloat16. Take --fp16"),
+    ],
+)
+def test_the_time_is_that_of_the_recipes_precision(words, device, said, capsys):
+    main([FULL_SIZE, "--tokens", "3260252160", *words, "--device_name", device, "--n_devices", "8", "--mfu", "0.4"])
+    assert said in capsys.readouterr().out
 
 
 def test_prepared_text_says_how_long_an_epoch_is_and_how_often_it_is_passed(tiny_run, capsys):
@@ -52,7 +67,8 @@ def test_a_budget_of_tokens_becomes_whole_steps_of_the_run(tmp_path, monkeypatch
     ("words", "message"),
     [
         (["--branch_from", "nowhere"], "--branch_from nowhere is not a whole checkpoint"),
-        (["--device_name", "Abacus"], "--device_name Abacus is not known. Known: B200"),
+        (["--device_name", "Abacus"], "--device_name Abacus is not known. Known: GB200, B200"),
+        (["--device_name", "H1000"], "--device_name H1000 is not known. Did you mean H100?"),
         (["--mfu", "40"], "--mfu is 40. Give a share above 0, up to 1."),
         (["--n_devices", "0"], "--n_devices is 0."),
         (["--tokens", "9", "--max_steps", "9"], "--max_steps and --tokens both say how long to train."),

@@ -1,5 +1,7 @@
 """Counts against real models, and the published figures of the reference series and of the rules of thumb."""
 
+from types import SimpleNamespace
+
 import pytest
 from conftest import tiny_config
 from hypothesis import given
@@ -7,15 +9,20 @@ from hypothesis import strategies as st
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.training.budget import (
+    PEAK_TFLOPS,
+    PRECISIONS,
     cerebras_batch_rows,
     cerebras_timescale,
     cerebras_weight_decay,
     deepseek_batch_tokens,
     deepseek_learning_rate,
+    find_device,
     flops_per_token,
     peak_flops,
+    precision_of,
     sizes,
     steps_for,
+    suggest_device,
     wanted_tokens,
 )
 
@@ -77,8 +84,85 @@ def test_rules_of_thumb_give_the_figures_that_were_published():
     assert cerebras_weight_decay(96, 4e-4, 3_183_840, 20) == pytest.approx(0.33719, abs=1e-5)
 
 
-def test_a_device_is_found_by_its_full_name_and_others_are_unknown():
-    assert peak_flops("NVIDIA H200") == peak_flops("NVIDIA H100 80GB HBM3") == 989e12
-    assert peak_flops("NVIDIA H100 PCIe") == 756e12
-    assert peak_flops("NVIDIA L40S") == 362e12
-    assert peak_flops("Abacus") is None
+@pytest.mark.parametrize(
+    ("full_name", "device"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA A10G", "A10G"),
+        ("Tesla T4", "T4"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti SUPER"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("RTX4090", "RTX 4090"),
+        ("rtx-4090", "RTX 4090"),
+        ("h100 pcie", "H100 PCIe"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("H1000", None),
+        ("NVIDIA A100X", None),
+        ("Abacus", None),
+        ("NVIDIA", None),
+    ],
+)
+def test_a_device_is_found_by_its_whole_name_and_a_variant_is_not_another(full_name, device):
+    assert find_device(full_name) == device
+    assert (peak_flops(full_name, "float32") is None) == (device is None)
+
+
+def test_an_unknown_device_gets_the_nearest_or_the_whole_list():
+    assert suggest_device("H1000") == "Did you mean H100?"
+    assert suggest_device("4090") == "Did you mean RTX 4090?"
+    assert suggest_device("Abacus").startswith("Known: GB200, B200, ")
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops"),
+    [
+        ("H100", (989, 989, 494.5, 67)),
+        ("H100 NVL", (835.5, 835.5, 417.5, 60)),
+        ("A100", (312, 312, 156, 19.5)),
+        ("L4", (121, 121, 60, 30.3)),
+        ("L40", (181, 181, 90.5, 90.5)),
+        ("RTX 3090", (71, 71, 35.6, 35.6)),
+        ("T4", (None, 65, None, 8.1)),
+    ],
+)
+def test_peak_flops_are_the_data_sheets_dense_figures_of_the_precision(device, tflops):
+    found = [peak_flops(device, precision) for precision in PRECISIONS]
+    assert found == [None if value is None else pytest.approx(value * 1e12) for value in tflops]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_peaks_do_not_rise_with_precision(precision):
+    wider = PRECISIONS[PRECISIONS.index(precision) :]
+    for device in PEAK_TFLOPS:
+        peaks = [peak for name in wider if (peak := peak_flops(device, name)) is not None]
+        assert peaks == sorted(peaks, reverse=True), device
+
+
+@pytest.mark.parametrize(
+    ("words", "precision"),
+    [
+        ({"bf16": True, "tf32": True}, "bfloat16"),
+        ({"fp16": True}, "float16"),
+        ({"tf32": True}, "tf32"),
+        ({"torch_compile": True}, "tf32"),
+        ({"torch_compile": True, "tf32": False}, "float32"),
+        ({}, "float32"),
+    ],
+    ids=str,
+)
+def test_precision_is_what_the_trainers_flags_say(words, precision):
+    defaults = {"bf16": False, "fp16": False, "tf32": None, "torch_compile": False}
+    assert precision_of(SimpleNamespace(**{**defaults, **words})) == precision

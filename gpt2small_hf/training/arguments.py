@@ -10,7 +10,6 @@ import importlib.util
 import json
 import math
 from argparse import SUPPRESS
-from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -391,9 +390,11 @@ def parse_with(
     prog: str,
     purpose: str,
     more: tuple[type, ...] = (),
-    in_any_case: Sequence[str] = (),
+    any_precision: bool = False,
 ) -> tuple[Any, ...]:
-    """Read a recipe and flags for a command that also takes the dataclasses `more`; `in_any_case` are flags that win.
+    """Read a recipe and flags for a command that also takes the dataclasses `more`.
+
+    With `any_precision`, --bf16, --fp16 and --tf32 are read, but not refused where this machine cannot compute in them.
 
     Returns: the `Arguments`, then an instance of each of `more`. Raises: as `parse_arguments`.
     """
@@ -423,9 +424,15 @@ def parse_with(
     lengths = [name for name in ("max_steps", "tokens", "tokens_per_parameter") if name in recipe.keys() | given(words)]
     if len(lengths) > 1:
         raise UsageError(f"--{lengths[0]} and --{lengths[1]} both say how long to train. Leave one out.")
-    words = [*as_flags(recipe), *words, *in_any_case]
-    *others, run, data, chat, model, trainer = parser.fill(words)
-    folder = parser.parse_known_args(words)[0].output_dir
+    words = [*as_flags(recipe), *words]
+    said = parser.parse_known_args(words)[0]
+    precision = {name: getattr(said, name) for name in ("bf16", "fp16", "tf32")}
+    unasked = [word for name in precision for word in (f"--{name}", "false")] if any_precision else []
+    *others, run, data, chat, model, trainer = parser.fill([*words, *unasked])
+    if any_precision:
+        for name, value in precision.items():
+            setattr(trainer, name, value)
+    folder = said.output_dir
     run.output_dir = Path(folder) if folder else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
     args = Arguments(recipe_path, run, data, chat, model, trainer, named=given(words))
@@ -481,13 +488,9 @@ def settle(args: Arguments) -> None:
         )
 
 
-# What only the machine of the run can answer: whether it computes in these.
-ANY_PRECISION = ("--bf16", "false", "--fp16", "false", "--tf32", "false")
-
-
 def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     """Every setting of ours, and of the Trainer's those that we or the recipe set, as they are in force."""
-    args, *_ = parse_with(words, default_recipe, prog="python train.py", purpose="", in_any_case=ANY_PRECISION)
+    args, *_ = parse_with(words, default_recipe, prog="python train.py", purpose="", any_precision=True)
     sizes = vars(args.model)
     if args.run.init_from is not None:  # the model has its own
         sizes = {name: value for name, value in sizes.items() if name in args.named}
@@ -495,8 +498,6 @@ def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     settings = read_recipe(args.recipe, ALTERNATIVES)
     names = [*TrainerArguments.__annotations__, *settings, *sorted(given(words))]
     trainer = {name: getattr(args.trainer, name) for name in names if hasattr(args.trainer, name)}
-    said, _ = FlagParser(TrainerArguments).parse_known_args([*as_flags(settings), *words])
-    trainer |= {name: getattr(said, name) for name in ("bf16", "fp16", "tf32") if name in trainer}
     hidden = {"output_dir", "disable_tqdm", "print_recipe", "overwrite", "resume", "preflight_only", "find_batch_size"}
     values = {name: getattr(value, "value", value) for name, value in {**parts, **trainer}.items()}
     return {

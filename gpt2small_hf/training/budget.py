@@ -5,27 +5,73 @@ Pure arithmetic on a model's sizes; `plan.py` reads a recipe and prints it.
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 
-# Dense FLOPs a second in bfloat16 with float32 sums, from the vendors' data sheets. Where a name is part of another,
-# the longer one comes first.
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "A10G": 70e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 5090": 209.5e12,
-    "RTX 4090": 165.2e12,
-    "RTX 3090": 71e12,
+PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
+# Dense TFLOP/s of matrix products in each of PRECISIONS, 16-bit ones with float32 sums, from the vendors' data sheets
+# (which print twice as much "with sparsity"). None: the device has no such units. A plain name is the SXM board.
+PEAK_TFLOPS: dict[str, tuple[float | None, float, float | None, float]] = {
+    "GB200": (2500, 2500, 1250, 80),
+    "B200": (2250, 2250, 1125, 75),
+    "GH200": (989, 989, 494.5, 67),
+    "H200": (989, 989, 494.5, 67),
+    "H200 NVL": (835.5, 835.5, 417.5, 60),
+    "H100": (989, 989, 494.5, 67),
+    "H100 NVL": (835.5, 835.5, 417.5, 60),
+    "H100 PCIe": (756, 756, 378, 51),
+    "A100": (312, 312, 156, 19.5),
+    "A100 PCIe": (312, 312, 156, 19.5),
+    "A800": (312, 312, 156, 19.5),
+    "A40": (149.7, 149.7, 74.8, 37.4),
+    "A30": (165, 165, 82, 10.3),
+    "A10": (125, 125, 62.5, 31.2),
+    "A10G": (70, 70, 35, 31.5),
+    "L40S": (362, 362, 183, 91.6),
+    "L40": (181, 181, 90.5, 90.5),
+    "L4": (121, 121, 60, 30.3),
+    "V100": (None, 125, None, 15.7),
+    "V100 PCIe": (None, 112, None, 14),
+    "V100S PCIe": (None, 130, None, 16.4),
+    "P100 PCIe": (None, 18.7, None, 9.3),
+    "T4": (None, 65, None, 8.1),
+    "RTX 6000 Ada": (364.2, 364.2, 182.1, 91.1),
+    "RTX A6000": (154.8, 154.8, 77.4, 38.7),
+    "RTX A5000": (111.1, 111.1, 55.6, 27.8),
+    "RTX A4000": (76.7, 76.7, 38.3, 19.2),
+    "RTX 5090": (209.5, 209.5, 104.8, 104.8),
+    "RTX 5080": (112.6, 112.6, 56.3, 56.3),
+    "RTX 5070 Ti": (87.9, 87.9, 43.9, 43.9),
+    "RTX 5070": (61.7, 61.7, 30.9, 30.9),
+    "RTX 4090": (165.2, 165.2, 82.6, 82.6),
+    "RTX 4080 SUPER": (104.4, 104.4, 52.2, 52.2),
+    "RTX 4080": (97.5, 97.5, 48.7, 48.7),
+    "RTX 4070 Ti SUPER": (88.2, 88.2, 44.1, 44.1),
+    "RTX 4070 Ti": (80.2, 80.2, 40.1, 40.1),
+    "RTX 4070 SUPER": (71, 71, 35.5, 35.5),
+    "RTX 4070": (58.3, 58.3, 29.1, 29.1),
+    "RTX 4060 Ti": (44.1, 44.1, 22.1, 22.1),
+    "RTX 4060": (30.2, 30.2, 15.1, 15.1),
+    "RTX 3090 Ti": (80, 80, 40, 40),
+    "RTX 3090": (71, 71, 35.6, 35.6),
+    "RTX 3080 Ti": (68.2, 68.2, 34.1, 34.1),
+    "RTX 3080": (59.5, 59.5, 29.8, 29.8),
+    "RTX 3070 Ti": (43.5, 43.5, 21.7, 21.7),
+    "RTX 3070": (40.6, 40.6, 20.3, 20.3),
+    "RTX 3060 Ti": (32.4, 32.4, 16.2, 16.2),
+    "RTX 3060": (25.5, 25.5, 12.7, 12.7),
+    "RTX 2080 Ti": (None, 53.8, None, 13.4),
+    "TITAN RTX": (None, 130.5, None, 16.3),
+    "MI325X": (1307.4, 1307.4, 653.7, 163.4),
+    "MI300X": (1307.4, 1307.4, 653.7, 163.4),
 }
+# Parts of a device's full name that say nothing about its speed: maker, line of products, memory, board.
+_NOT_THE_MODEL = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct|generation|gpu|sxm\d?|\d+gb|hbm3e?)\b")
 
 
 @dataclass(frozen=True)
@@ -66,9 +112,42 @@ def flops_per_token(config: GPT2SmallConfig, seq_len: int) -> int:
     return 6 * sizes(config).multiplied + attention
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Dense bfloat16 FLOPs a second of a device, found by its name; None for one that is not known."""
-    return next((flops for name, flops in PEAK_FLOPS.items() if name.lower() in device_name.lower()), None)
+def _model_name(device_name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", _NOT_THE_MODEL.sub("", device_name.lower().replace("_", " ")))
+
+
+_DEVICES = {_model_name(name): name for name in PEAK_TFLOPS}
+
+
+def find_device(device_name: str) -> str | None:
+    """Name a device as it is listed here: "NVIDIA H100 80GB HBM3" is H100, "rtx4090" is RTX 4090. None if unknown.
+
+    The whole name counts: a variant that is not listed ("RTX 4090 Laptop GPU", "H1000") is not taken for another card.
+    """
+    return _DEVICES.get(_model_name(device_name))
+
+
+def suggest_device(device_name: str) -> str:
+    """Suggest the device nearest to an unknown name, or list all."""
+    near = difflib.get_close_matches(_model_name(device_name), _DEVICES, 1)
+    return f"Did you mean {_DEVICES[near[0]]}?" if near else f"Known: {', '.join(PEAK_TFLOPS)}."
+
+
+def peak_flops(device_name: str, precision: str) -> float | None:
+    """Dense FLOPs a second of a device in one of `PRECISIONS`; None for an unknown device, or a precision it lacks."""
+    device = find_device(device_name)
+    tflops = None if device is None else PEAK_TFLOPS[device][PRECISIONS.index(precision)]
+    return None if tflops is None else tflops * 1e12
+
+
+def precision_of(args: Any) -> str:
+    """Which of `PRECISIONS` the matrix products of a run are computed in. `args`: the Trainer's."""
+    if args.bf16:
+        return "bfloat16"
+    if args.fp16:
+        return "float16"
+    # The Trainer turns TF32 on by itself when it compiles.
+    return "tf32" if args.tf32 or (args.tf32 is None and args.torch_compile) else "float32"
 
 
 def steps_of_epochs(n_rows: int, args: Any, n_devices: int) -> int:

@@ -59,7 +59,14 @@ from gpt2small_hf.runs import (
 )
 from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, trials_table
-from gpt2small_hf.training.budget import flops_per_token, peak_flops, steps_for, steps_of_epochs, wanted_tokens
+from gpt2small_hf.training.budget import (
+    flops_per_token,
+    peak_flops,
+    precision_of,
+    steps_for,
+    steps_of_epochs,
+    wanted_tokens,
+)
 from gpt2small_hf.training.callbacks import (
     Charts,
     MetricsLog,
@@ -149,6 +156,9 @@ def _train(args: Arguments) -> RunFolder:
     metrics = MetricsLog(run.metrics)
     tokenizer.model_max_length = config.max_position_embeddings
     device = args.trainer.device
+    peak = None
+    if device.type == "cuda":
+        peak = peak_flops(torch.cuda.get_device_name(device), precision_of(args.trainer))
     try:
         trainer = LanguageModelTrainer(
             model=model,
@@ -161,7 +171,7 @@ def _train(args: Arguments) -> RunFolder:
             spike_factor=args.run.spike_factor,
             max_bad_steps=args.run.max_bad_steps,
             flops_per_token=flops_per_token(config, rows.seq_len),
-            peak_flops=peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None,
+            peak_flops=peak,
             callbacks=[
                 stop,
                 metrics,

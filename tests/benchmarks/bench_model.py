@@ -202,7 +202,7 @@ def cuda(n_pairs: int) -> None:
         console.print("cuda: no device, left out")
         return
     device = torch.cuda.get_device_name()
-    peak = peak_flops(device)
+    peak = peak_flops(device, "bfloat16")
     ids = torch.randint(0, 50257, (8, 1024), device="cuda")
     torch.set_float32_matmul_precision("high")
     for attention in ("sdpa", "flash_attention_2"):

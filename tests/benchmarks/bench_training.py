@@ -32,7 +32,7 @@ from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset, collate
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.report.tables import console_table
-from gpt2small_hf.training.budget import flops_per_token, peak_flops
+from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal
 from gpt2small_hf.training.health import Health
 from gpt2small_hf.training.trainer import LanguageModelTrainer
@@ -209,13 +209,15 @@ def gpt2_small_trainer(place: Path, steps: int, **changes: Any) -> LanguageModel
     torch.manual_seed(0)
     config = GPT2SmallConfig(tie_word_embeddings=True)
     changes = {"per_device_train_batch_size": 8, "logging_steps": 1, "warmup_steps": 0} | changes
+    arguments = settings(str(place / "run"), steps, **changes)
+    on_gpu = torch.cuda.is_available()
     return LanguageModelTrainer(
         GPT2SmallForCausalLM(config),
-        settings(str(place / "run"), steps, **changes),
+        arguments,
         data_collator=collate,
         train_dataset=rows,
         flops_per_token=flops_per_token(config, 1024),
-        peak_flops=peak_flops(torch.cuda.get_device_name()) if torch.cuda.is_available() else None,
+        peak_flops=peak_flops(torch.cuda.get_device_name(), precision_of(arguments)) if on_gpu else None,
         callbacks=[StopOnSignal()],
     )
 
