@@ -5,14 +5,12 @@ The arithmetic is in `training/budget.py`; here a recipe is read and the answer 
 
 from __future__ import annotations
 
-import math
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import torch
 
-from gpt2small_hf.data.dataset import read_meta
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
@@ -20,7 +18,7 @@ from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.arguments import Arguments, parse_with
 from gpt2small_hf.training.material import check_sizes, gather
-from gpt2small_hf.training.resume import is_whole, step_of
+from gpt2small_hf.training.resume import is_whole, steps_of_branch
 
 BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
 
@@ -65,53 +63,65 @@ def main(words: list[str]) -> None:
 
 
 def describe(args: Arguments, plan: PlanArguments) -> str:
-    """The plan as text. Raises: UsageError for sizes that do not fit together, or a length that nothing tells."""
-    base = gather(args) if args.run.init_from is not None else None  # its sizes come with it
-    seq_len = check_sizes(args) if base is None else base.rows.seq_len
+    """The plan as text. Raises: UsageError for sizes that do not fit together, or if the length of the run is unknown.
+
+    Rows that are there already are opened and counted, as training counts them; text is not prepared for a plan, unless
+    the run starts from a model.
+    """
+    n_devices = plan.n_devices or max(1, torch.cuda.device_count())
+    is_ready = args.run.init_from is not None or args.run.data_dir is not None
+    material = gather(args) if is_ready else None
     if args.run.branch_from is not None and not is_whole(args.run.branch_from):
         raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
-    if base is None:
-        vocab_size, whence, available = vocabulary(args)
+    if material is not None:
+        config, seq_len, tokens_a_row = material.config, material.rows.seq_len, material.tokens_per_row
+        vocab_size, whence = config.vocab_size, f"({args.run.init_from or args.run.data_dir})"
+        one_pass = budget.one_pass(len(material.rows), args.trainer, n_devices)
+    else:
+        seq_len = tokens_a_row = check_sizes(args)
+        vocab_size, whence = vocabulary(args)
         no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(args.model))
-    else:
-        config = base.config
-        vocab_size, whence = config.vocab_size, f"({args.run.init_from})"
-        available = round(len(base.rows) * base.tokens_per_row)
+        one_pass = None
     n = budget.sizes(config)
-    n_devices = plan.n_devices or max(1, torch.cuda.device_count())
     rows = args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * n_devices
-    per_step = rows * seq_len if base is None else round(rows * base.tokens_per_row)
+    per_step = round(rows * tokens_a_row)
     tokens = budget.wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
-    if tokens is None and args.trainer.max_steps > 0:
-        tokens = args.trainer.max_steps * per_step
-    elif tokens is None and available is not None:
-        tokens = available * args.trainer.num_train_epochs
-    elif tokens is None:
+    if tokens is not None:
+        total = budget.steps_for(tokens, per_step)
+    elif args.trainer.max_steps > 0:
+        total = args.trainer.max_steps
+    elif material is not None:
+        total = budget.steps_of_epochs(len(material.rows), args.trainer, n_devices)
+    else:
         raise UsageError(
-            "Nothing tells how long this run is: its text is not prepared yet. Say --max_steps, --tokens or "
+            "the length of this run is unknown, because its text is not prepared yet. Pass --max_steps, --tokens or "
             "--tokens_per_parameter, or prepare the text and name it with --data_dir."
         )
-    if args.run.branch_from is not None:  # only what lies past its checkpoint is trained
-        tokens -= step_of(args.run.branch_from) * per_step
-    steps, seen = budget.steps_for(tokens, per_step), 0
-    if base and args.trainer.max_steps < 1:
-        steps, seen = budget.steps_of_epochs(len(base.rows), args.trainer, n_devices), round(tokens)
-    seen = seen or steps * per_step
+    # A branch trains only what follows its checkpoint.
+    steps = total if args.run.branch_from is None else steps_of_branch(args.run.branch_from, total)
+    seen = steps * per_step
+    prepared = None
+    if material is not None and one_pass is not None:
+        seen = round((one_pass.rows_in(total) - one_pass.rows_in(total - steps)) * tokens_a_row)
+        there = round(len(material.rows) * tokens_a_row)
+        prepared = f"{there:,} tokens in {len(material.rows):,} rows, {seen / there:.1f} passes"
     a_token = budget.flops_per_token(config, seq_len)
+    up_to = "up to " if args.chat.chat_data else ""
     facts = {
         "model": f"{n.total:,} parameters, {n.non_embedding:,} without embeddings",
         "words": f"{vocab_size:,} entries in the vocabulary {whence}",
         "tokens": f"{seen:,}: {seen / n.total:.1f} a parameter, {seen / n.non_embedding:.1f} without embeddings",
-        "text": None if available is None else f"{available:,} tokens prepared, {seen / available:.1f} passes",
-        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {'up to ' if base else ''}{seq_len:,})",
+        "text": prepared,
+        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {up_to}{seq_len:,})",
         "compute": f"{a_token * seen:.2e} FLOPs, {a_token:,} a token (PaLM's count)",
         "time": time_needed(a_token * seen, plan, n_devices, budget.precision_of(args.trainer)),
-        "disk": disk_needed(n.total, steps, args),
+        "disk": disk_needed(n.total, steps, args, one_pass),
     }
     lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
-    # The rules are of training from initial weights.
-    return "\n".join(lines if base else [*lines, "", advice(n, seen, rows, seq_len, args)])
+    if args.run.init_from is not None:  # the rules are of training from initial weights
+        return "\n".join(lines)
+    return "\n".join([*lines, "", advice(n, seen, rows, seq_len, args)])
 
 
 def for_training(words: list[str]) -> list[str]:
@@ -128,17 +138,14 @@ def for_training(words: list[str]) -> list[str]:
     return kept
 
 
-def vocabulary(args: Arguments) -> tuple[int, str, int | None]:
-    """Size of the vocabulary, where it is from, and how many tokens are prepared, if any."""
-    if args.run.data_dir is not None:
-        meta = read_meta(args.run.data_dir)
-        return meta["tokenizer"]["vocab_size"], f"({args.run.data_dir})", meta["splits"]["train"]["tokens"]
+def vocabulary(args: Arguments) -> tuple[int, str]:
+    """Size of the vocabulary of text that is not prepared yet, and where it is from."""
     if args.data.trains_tokenizer:
-        return args.data.new_vocab_size, "(to be trained)", None
+        return args.data.new_vocab_size, "(to be trained)"
     assert args.data.tokenizer is not None
     if Path(args.data.tokenizer).is_dir():
-        return len(load_tokenizer(args.data.tokenizer)), f"({args.data.tokenizer})", None
-    return GPT2SmallConfig().vocab_size, f"(GPT-2's; {args.data.tokenizer} was not looked up)", None
+        return len(load_tokenizer(args.data.tokenizer)), f"({args.data.tokenizer})"
+    return GPT2SmallConfig().vocab_size, f"(GPT-2's; {args.data.tokenizer} was not looked up)"
 
 
 def time_needed(flops: float, plan: PlanArguments, n_devices: int, precision: str) -> str:
@@ -154,17 +161,12 @@ def time_needed(flops: float, plan: PlanArguments, n_devices: int, precision: st
     return f"{hours:.1f} h on {n_devices} x {known} at {plan.mfu:.0%} of {peak / 1e12:,.4g} TFLOP/s in {precision}"
 
 
-def disk_needed(n_parameters: int, steps: int, args: Arguments) -> str:
-    """Space for the checkpoints that are kept, and the model."""
-    every = args.trainer.save_steps if args.trainer.save_steps >= 1 else args.trainer.save_steps * steps
-    n_saves = 0 if args.trainer.save_strategy == "no" else int(steps // every)
-    if args.trainer.save_strategy == "epoch":
-        n_saves = math.ceil(args.trainer.num_train_epochs)
-    n_kept = min(n_saves, args.trainer.save_total_limit or n_saves)
-    one = 3 * BYTES_A_PARAMETER * n_parameters
-    # While one more is written, those that are kept are there too.
-    most = (n_kept + (n_saves > n_kept)) * one + one / 3
-    return f"{amount(most)} at most: {n_kept} checkpoints of {amount(one)} kept, and the model"
+def disk_needed(n_parameters: int, steps: int, args: Arguments, one_pass: budget.Pass | None) -> str:
+    """Space for the checkpoints that are kept, one more while it is written, and the model."""
+    kept, most = budget.checkpoints_saved(args.trainer, steps, one_pass and one_pass.steps)
+    model = BYTES_A_PARAMETER * n_parameters
+    one = model if args.trainer.save_only_model else 3 * model
+    return f"{amount(most * one + model)} at most: {kept} checkpoints of {amount(one)} kept, and the model"
 
 
 def amount(n_bytes: float) -> str:

@@ -1,13 +1,18 @@
 """`plan`: a recipe for another machine, understood here, before anything runs."""
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, run_train, tiny_words
+from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
 
+from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.plan import main
-from gpt2small_hf.runs import UsageError, read_json
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 
 FULL_SIZE = str(REPOSITORY / "examples" / "gpt2-small.yaml")
 
@@ -42,15 +47,124 @@ def test_the_time_is_that_of_the_recipes_precision(words, device, said, capsys):
     assert said in capsys.readouterr().out
 
 
-def test_prepared_text_says_how_long_an_epoch_is_and_how_often_it_is_passed(tiny_run, capsys):
-    data_dir = read_json(tiny_run.resolved)["data"]["folder"]
-    folder = tiny_run.root.parent.parent / data_dir
-    words = ["--data_dir", str(folder), "--max_position_embeddings", "32", "--per_device_train_batch_size", "4"]
-    (empty := tiny_run.root.parent / "empty.yaml").write_text("")
-    main([str(empty), *words, "--num_train_epochs", "2"])
-    assert "2.0 passes" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="Nothing tells how long this run is"):
-        main([str(empty)])
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    """A prepared folder of some rows of 32 tokens, from documents of 20 to 130."""
+    place = tmp_path_factory.mktemp("prepared")
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps({"text": line * (1 + i % 4)}) + "\n" for i, line in enumerate(CORPUS)))
+    settings = PrepareArguments(text=[str(corpus)], vocab_size=300, validation_fraction=0.2)
+    return prepare(settings, place / "data")
+
+
+OF_TEXT = [
+    *("--max_position_embeddings", "32", "--hidden_size", "16", "--num_hidden_layers", "2"),
+    *("--num_attention_heads", "2"),
+]
+SHORT = ["--per_device_train_batch_size", "4", "--eval_strategy", "no", "--save_strategy", "no", "--logging_steps", "1"]
+
+
+def planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """The words of each of the plan's facts."""
+    main(words)
+    facts = capsys.readouterr().out.partition("\n\n")[0]
+    return {line.split()[0]: line.split()[1:] for line in facts.splitlines()}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--num_train_epochs 2",
+        "--num_train_epochs 1.3 --gradient_accumulation_steps 3",
+        "--num_train_epochs 2 --packing bos_bestfit",
+        "--num_train_epochs 2 --gradient_accumulation_steps 2 --dataloader_drop_last",
+        "--max_steps 40 --gradient_accumulation_steps 3",
+        "--tokens 3000 --gradient_accumulation_steps 3",
+    ],
+)
+def test_a_text_run_takes_the_planned_steps_and_tokens(words, prepared, tmp_path, capsys):
+    (recipe := tmp_path / "empty.yaml").write_text("")
+    words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT, *words.split()]
+    said = planned(words, capsys)
+    run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu"])
+    last = [row for row in read_jsonl(run.metrics) if "num_input_tokens_seen" in row][-1]
+    assert said["steps"][0].replace(",", "") == str(last["step"])
+    assert said["tokens"][0].rstrip(":").replace(",", "") == str(last["num_input_tokens_seen"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--num_train_epochs 3",
+        "--num_train_epochs 3 --packing padding",
+        "--num_train_epochs 2.5 --packing padding --gradient_accumulation_steps 3",
+    ],
+)
+def test_a_chat_run_takes_the_planned_steps(words, chat_place, tmp_path, capsys):
+    words = [*chat_words(chat_place, tmp_path / "run"), *SHORT, *words.split()]
+    capsys.readouterr()
+    said = planned(words, capsys)
+    assert said["steps"][0] == str(read_jsonl(run_train(words).metrics)[-1]["step"])
+
+
+def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tmp_path, capsys):
+    (recipe := tmp_path / "empty.yaml").write_text("")
+    corpus = ["--text", str(tiny_run.root.parents[1] / "corpus.jsonl"), "--init_from", str(tiny_run.root)]
+    words = [str(recipe), *corpus, *SHORT, "--tokens", "1000"]
+    steps = planned(words, capsys)["steps"][0]
+    run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu"])
+    assert steps == str(read_jsonl(run.metrics)[-1]["step"]) == "8"
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_planned_steps(prepared, tmp_path, capsys):
+    (recipe := tmp_path / "empty.yaml").write_text("")
+    words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT, "--num_train_epochs", "2"]
+    words += ["--gradient_accumulation_steps", "2"]
+    said = planned([*words, "--n_devices", "2"], capsys)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*launcher, str(REPOSITORY / "train.py"), *words, "--output_dir", str(tmp_path / "run"), "--use_cpu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = [row for row in read_jsonl(RunFolder(tmp_path / "run").metrics) if "num_input_tokens_seen" in row][-1]
+    assert said["steps"][0] == str(last["step"])
+    assert said["tokens"][0].rstrip(":").replace(",", "") == str(last["num_input_tokens_seen"])
+
+
+@pytest.mark.parametrize(
+    ("words", "saved", "kept"),
+    [
+        ("--max_steps 25 --save_steps 10", 3, 2),
+        ("--max_steps 25 --save_steps 10 --save_total_limit 9", 3, 3),
+        ("--max_steps 20 --save_steps 10", 2, 2),
+        ("--max_steps 20 --save_steps 0.3", 4, 2),
+        ("--max_steps 60 --save_strategy epoch", 2, 2),
+        ("--num_train_epochs 3 --save_strategy epoch --save_total_limit 1", 3, 1),
+        ("--max_steps 9 --save_steps 10", 1, 1),
+    ],
+)
+def test_the_planned_disk_counts_every_checkpoint_that_training_writes(words, saved, kept, prepared, tmp_path, capsys):
+    (recipe := tmp_path / "empty.yaml").write_text("")
+    words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT[:4], *words.split()]
+    said = planned(words, capsys)
+    disk, weights = said["disk"], 4 * int(said["model"][0].replace(",", ""))
+    run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu"])
+    n_saved = len({row["step"] for row in read_jsonl(run.samples)} - {0})
+    folders = list(run.checkpoints.glob("checkpoint-*"))
+    assert (n_saved, len(folders)) == (saved, kept)
+    assert disk[disk.index("checkpoints") - 1] == str(kept)
+    at_once = min(saved, kept + 1)
+    assert float(disk[0]) == pytest.approx((3 * at_once + 1) * weights / 2**20, abs=0.06)
+
+
+def test_prepared_text_is_counted_in_rows_and_passes(prepared, tmp_path, capsys):
+    (recipe := tmp_path / "empty.yaml").write_text("")
+    words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, "--per_device_train_batch_size", "4"]
+    text = " ".join(planned([*words, "--num_train_epochs", "2"], capsys)["text"])
+    n_rows = len(TokenDataset(prepared, "train", 32))
+    assert text == f"{n_rows * 32:,} tokens in {n_rows} rows, 2.0 passes"
+    with pytest.raises(UsageError, match="the length of this run is unknown"):
+        main([str(recipe)])
 
 
 def test_a_budget_of_tokens_becomes_whole_steps_of_the_run(tmp_path, monkeypatch):

@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from accelerate.data_loader import BatchSamplerShard
 from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import BatchSampler
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.training.budget import (
@@ -18,6 +20,7 @@ from gpt2small_hf.training.budget import (
     deepseek_learning_rate,
     find_device,
     flops_per_token,
+    one_pass,
     peak_flops,
     precision_of,
     sizes,
@@ -72,6 +75,26 @@ def test_twenty_tokens_a_parameter_are_the_series_steps_and_tokens():
 @given(st.integers(1, 10**12), st.integers(1, 10**7))
 def test_steps_see_at_least_the_tokens_and_not_a_whole_step_more(tokens, per_step):
     assert tokens <= steps_for(tokens, per_step) * per_step < tokens + per_step
+
+
+@given(
+    n_rows=st.integers(1, 200),
+    size=st.integers(1, 9),
+    accumulation=st.integers(1, 5),
+    n_devices=st.integers(1, 4),
+    drop_last=st.booleans(),
+)
+def test_a_pass_has_the_steps_and_rows_that_accelerate_deals_out(n_rows, size, accumulation, n_devices, drop_last):
+    batches = BatchSampler(range(n_rows), size, drop_last)
+    shards = [BatchSamplerShard(batches, n_devices, i) if n_devices > 1 else batches for i in range(n_devices)]
+    args = SimpleNamespace(
+        per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, dataloader_drop_last=drop_last
+    )
+    counted = one_pass(n_rows, args, n_devices)
+    assert counted.rows == sum(len(batch) for shard in shards for batch in shard)
+    assert counted.steps == max(1, -(-len(shards[0]) // accumulation))
+    assert counted.rows_in(3 * counted.steps) == 3 * counted.rows
+    assert counted.rows_in(3 * counted.steps + 1) == 3 * counted.rows + min(counted.rows, counted.rows_per_step)
 
 
 def test_rules_of_thumb_give_the_figures_that_were_published():

@@ -150,13 +150,63 @@ def precision_of(args: Any) -> str:
     return "tf32" if args.tf32 or (args.tf32 is None and args.torch_compile) else "float32"
 
 
-def steps_of_epochs(n_rows: int, args: Any, n_devices: int) -> int:
-    """Optimizer steps of passes over some rows, counted as the Trainer counts: the last step of a pass may be small.
+@dataclass(frozen=True)
+class Pass:
+    """One pass over some rows, as the Trainer makes it: its last step may be small."""
 
-    `args`: the Trainer's, with its batch size, accumulation and epochs.
+    steps: int
+    """Optimizer steps."""
+    rows: int
+    """Rows that all devices together train on."""
+    rows_per_step: int
+
+    def rows_in(self, steps: int) -> int:
+        """Rows that the first `steps` optimizer steps of training see, in as many passes as they make."""
+        passes, rest = divmod(steps, self.steps)
+        return passes * self.rows + min(rest * self.rows_per_step, self.rows)
+
+
+def one_pass(n_rows: int, args: Any, n_devices: int) -> Pass:
+    """Count one pass over `n_rows` rows, as the Trainer does. `args`: the Trainer's."""
+    size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    n_batches = n_rows / (size * n_devices)  # of all devices at a time
+    if args.dataloader_drop_last:
+        n_batches = math.floor(n_batches)
+        rows = n_batches * size * n_devices
+    else:
+        n_batches = math.ceil(n_batches)
+        # Several devices take batches of one size: rows from the beginning complete the last ones.
+        rows = n_rows if n_devices == 1 else n_batches * size * n_devices
+    return Pass(max(1, math.ceil(n_batches / accumulation)), rows, size * accumulation * n_devices)
+
+
+def steps_of_epochs(n_rows: int, args: Any, n_devices: int) -> int:
+    """Optimizer steps of the Trainer's `num_train_epochs` passes over some rows, counted as the Trainer counts."""
+    return max(1, math.ceil(args.num_train_epochs * one_pass(n_rows, args, n_devices).steps))
+
+
+def checkpoints_saved(args: Any, steps: int, steps_a_pass: int | None = None) -> tuple[int, int]:
+    """Count the checkpoints that a run keeps, and the most that are on the disk at once.
+
+    A new one is complete before an old one goes. The last step is saved too, unless each epoch is.
+
+    Args:
+        args: the Trainer's.
+        steps: optimizer steps of the run.
+        steps_a_pass: optimizer steps of one pass over the rows; None if it is not known how many rows there are.
     """
-    batches = math.ceil(n_rows / (args.per_device_train_batch_size * n_devices))
-    return max(1, math.ceil(args.num_train_epochs * math.ceil(batches / args.gradient_accumulation_steps)))
+    strategy = getattr(args.save_strategy, "value", args.save_strategy)
+    if strategy == "no":
+        return 0, 0
+    if strategy == "epoch":
+        n_saves = math.ceil(steps / steps_a_pass) if steps_a_pass else math.ceil(args.num_train_epochs)
+    else:  # `best` saves at most as often as it measures
+        every = args.save_steps if strategy == "steps" else args.eval_steps or args.logging_steps
+        n_saves = math.ceil(steps / (every if every >= 1 else math.ceil(every * steps)))
+    limit = args.save_total_limit or n_saves
+    if args.load_best_model_at_end and limit == 1:
+        limit = 2  # the best and the newest
+    return min(n_saves, limit), min(n_saves, limit + 1)
 
 
 def steps_for(tokens: float, tokens_per_step: int) -> int:
