@@ -1,5 +1,6 @@
 """The model over two processes equals the model in one: tensor, pipeline and data parallelism, sharded or not."""
 
+import json
 import multiprocessing
 import os
 import time
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments, default_data_collator
 from transformers.distributed import DistributedConfig
-from transformers.distributed.fsdp import ALL_FSDP_STYLES
+from transformers.distributed.fsdp import ALL_FSDP_STYLES, _resolve_tied_embed_lm_head_plan
 from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES, replace_layer_number_by_wildcard
 from transformers.distributed.pipeline_parallel import PipelineIdentityLayer
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import (
     GPT2SmallForCausalLM,
@@ -178,11 +180,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return place
 
 
-def load(folder: Path, **sizes: Any) -> GPT2SmallForCausalLM:
-    """The model in training mode, distributed if sizes are given."""
+def load(folder: Path, remote: bool = False, **sizes: Any) -> GPT2SmallForCausalLM:
+    """The model in training mode, distributed if sizes are given; its class is the package's or the folder's own."""
     assert dist.get_world_size() == 2
     config = {"distributed_config": DistributedConfig(**sizes)} if sizes else {}
-    return GPT2SmallForCausalLM.from_pretrained(folder, **config).train()
+    name = "modeling_gpt2small.GPT2SmallForCausalLM"
+    kind = get_class_from_dynamic_module(name, str(folder)) if remote else GPT2SmallForCausalLM
+    return kind.from_pretrained(folder, **config).train()
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -357,6 +361,22 @@ def load_in_shards(folder: Path) -> GPT2SmallForCausalLM:
     return model
 
 
+def sharded_modules(folder: Path, remote: bool) -> tuple[set[str], set[str]]:
+    model = load(folder, remote, fsdp_size=2)
+    plan = _resolve_tied_embed_lm_head_plan(model.fsdp_plan, model)
+    return {""} | model._expand_parallel_plan(plan).keys(), {
+        name for name, module in model.named_modules() if type(module).__name__.startswith("FSDP")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remote", [False, True], ids=["package", "remote"])
+def test_sharded_modules_are_those_of_the_plan_and_the_model_itself(pair, folder, remote):
+    """The library and its tests recognise a sharded module by the prefix of its class's name."""
+    for planned, sharded in pair(sharded_modules, folder, remote):
+        assert sharded == planned
+
+
 def sharded_training(folder: Path, settings: dict[str, Any]) -> None:
     model, alone = load_in_shards(folder), load(folder)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) is model.config.tie_word_embeddings
@@ -393,20 +413,22 @@ def test_in_shards_greedy_text_is_that_of_one_process(pair, folder):
 # ---- saving -----------------------------------------------------------------------------------------------------
 
 
-def save_again(folder: Path, sizes: dict[str, int], place: Path) -> None:
-    load(folder, **sizes).save_pretrained(place)
+def save_again(folder: Path, sizes: dict[str, int], place: Path, remote: bool) -> None:
+    load(folder, remote, **sizes).save_pretrained(place)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("remote", [False, True], ids=["package", "remote"])
 @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"fsdp_size": 2}], ids=str)
-def test_what_was_split_is_saved_whole(pair, folder, sizes, tmp_path):
-    pair(save_again, folder, sizes, tmp_path)
+def test_what_was_split_is_saved_whole(pair, folder, sizes, remote, tmp_path):
+    pair(save_again, folder, sizes, tmp_path, remote)
     model, again = (GPT2SmallForCausalLM.from_pretrained(place) for place in (folder, tmp_path))
     for (name, tensor), its_tensor in zip(model.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(tensor, its_tensor), name
-    if "tp_size" in sizes:  # (sharded models are of a class that PyTorch derives; the library saves that one's code)
-        assert {p.name for p in tmp_path.iterdir()} == {p.name for p in folder.iterdir()}
-        assert again.config.auto_map == model.config.auto_map
+    assert {p.name for p in tmp_path.iterdir()} == {p.name for p in folder.iterdir()}
+    written, expected = (json.loads((place / "config.json").read_text()) for place in (tmp_path, folder))
+    assert written["auto_map"] == expected["auto_map"]
+    assert written["architectures"] == ["GPT2SmallForCausalLM"]
 
 
 # ---- Trainer ----------------------------------------------------------------------------------------------------

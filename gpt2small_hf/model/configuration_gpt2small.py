@@ -112,6 +112,16 @@ class GPT2SmallConfig(PreTrainedConfig):
         kwargs["auto_map"] = {**CODE, **(kwargs.get("auto_map") or {})}
         super().__post_init__(**kwargs)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return all values, to be written: classes that fully_shard derived are named as those of the saved code."""
+        values = super().to_dict()
+        if values.get("auto_map"):
+            values["auto_map"] = {
+                auto: name.replace(".FSDP", ".") if isinstance(name, str) else name
+                for auto, name in values["auto_map"].items()
+            }
+        return values
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head. Not a field: sizes may be changed after the configuration was made."""

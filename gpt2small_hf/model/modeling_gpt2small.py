@@ -47,11 +47,13 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # PyTorch's fully_shard swaps a model's class for one that it derives in a module of its own, and the library
-        # saves the code of the module that a class says it is from: let it say ours.
+        # fully_shard replaces a model's class by one that it derives in a module of PyTorch, and the library saves the
+        # code of the module that the class names: name ours. The class keeps its name, FSDP…, by which the library
+        # recognises a sharded model; the configuration writes it without the prefix.
         if cls.__module__.startswith("torch."):
-            ours = next(base for base in cls.__mro__[1:] if issubclass(base, GPT2SmallPreTrainedModel))
-            cls.__module__, cls.__name__, cls.__qualname__ = ours.__module__, ours.__name__, ours.__qualname__
+            cls.__module__ = next(
+                base for base in cls.__mro__[1:] if issubclass(base, GPT2SmallPreTrainedModel)
+            ).__module__
 
     def _init_weights(self, module: nn.Module) -> None:
         init_weights(module, self.config)
