@@ -185,8 +185,18 @@ def chat_words(place: Path, output_dir: Path, *more: str) -> list[str]:
         str(place / "chat.yaml"),
         *("--init_from", str(place / "base"), "--chat_data", str(place / "chats.jsonl")),
         *("--max_position_embeddings", str(CHAT_CONTEXT), "--validation_fraction", "0.2"),
-        *("--per_device_train_batch_size", "4", "--num_train_epochs", "3", "--learning_rate", "0.01"),
-        *("--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "1", "--use_cpu"),
+        *("--packing", "best_fit", "--per_device_train_batch_size", "4", "--num_train_epochs", "3"),
+        *(
+            "--learning_rate",
+            "0.01",
+            "--eval_strategy",
+            "epoch",
+            "--save_strategy",
+            "epoch",
+            "--logging_steps",
+            "1",
+            "--use_cpu",
+        ),
         *("--prompts", "What did the fox see?", "--output_dir", str(output_dir), *more),
     ]
 

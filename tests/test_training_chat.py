@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT_CONTEXT, OF_CHAT_RUN, REPOSITORY, chat_words, chats, run_train, tiny_config
+from conftest import CHAT_CONTEXT, OF_CHAT_RUN, REPOSITORY, chat_words, chats, run_train, tiny_config, tiny_words
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -19,9 +20,10 @@ from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.evaluation.answers import answer_all, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
-from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.arguments import Arguments, parse_arguments
 from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import rising
+from gpt2small_hf.training.run import train
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +199,7 @@ def test_text_is_learned_on_too(place, tmp_path):
     """Continued pre-training: with the tokenizer of the model that it begins with."""
     text = tmp_path / "more.jsonl"
     text.write_text("".join(json.dumps({"text": f"The owl saw the moon {n} times. " * 9}) + "\n" for n in range(30)))
-    settings = chat_words(place, tmp_path / "more", "--text", str(text))
+    settings = chat_words(place, tmp_path / "more", "--text", str(text), "--packing", "stream")
     at = settings.index("--chat_data")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
@@ -232,6 +234,125 @@ def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
     again = weights(run_train(settings))
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert losses(cut) == losses(chat_run)
+
+
+# ---- what depends on the number of chats -----------------------------------------------------------------------
+
+
+def some_chats(place: Path, n: int) -> Path:
+    """A file of `n` different short chats."""
+    asked = [f"{i}: {row['messages'][0]['content']}" for i in range(20) for row in chats()]
+    rows = [[{"role": "user", "content": text}, {"role": "assistant", "content": "A river."}] for text in asked]
+    path = place / f"{n}.jsonl"
+    path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows[:n]), encoding="utf-8")
+    return path
+
+
+def of_size(place: Path, n: int, folder: Path, *more: str) -> Arguments:
+    """Arguments of a run on `n` chats, of which no flag says how they are packed or batched."""
+    words = [str(place / "chat.yaml"), "--init_from", str(place / "base"), "--chat_data", str(some_chats(folder, n))]
+    words += ["--max_position_embeddings", "512", "--validation_fraction", "0.1", "--use_cpu"]
+    words += ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--output_dir", str(folder / "run")]
+    return parse_arguments([*words, *more], REPOSITORY / "examples" / "tiny.yaml")
+
+
+@pytest.mark.parametrize(
+    ("n", "packing", "batch", "keeps_best"),
+    [
+        (2, "padding", 1, False),
+        (12, "padding", 1, False),
+        (30, "padding", 2, False),
+        (60, "padding", 5, False),
+        (120, "best_fit", 1, True),
+        (640, "best_fit", 8, True),
+    ],
+)
+def test_packing_batch_and_checkpoint_follow_the_number_of_chats(
+    place, tmp_path, capsys, n, packing, batch, keeps_best
+):
+    args = of_size(place, n, tmp_path)
+    material = gather(args)
+    trainer = args.trainer
+    found = (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end)
+    assert found == (packing, batch, keeps_best)
+    assert material.rows.packing == material.heldout.packing == packing
+    assert len(material.rows) // batch >= 10 or (packing, batch) == ("padding", 1)
+    flags = f"--packing {packing} --per_device_train_batch_size {batch} --load_best_model_at_end {keeps_best}".lower()
+    assert re.search(rf"chosen for {material.rows.counts.kept} conversations?: {flags}\n", capsys.readouterr().out)
+    assert gather(args).rows.fingerprint == material.rows.fingerprint
+
+
+def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
+    """The recipe's own chats: eight packed rows a step, and the best checkpoint."""
+    recipe = REPOSITORY / "examples" / "chat.yaml"
+    args = parse_arguments([str(recipe), "--init_from", str(tiny_run.root), "--add_special_tokens", "true"], recipe)
+    gather(args)
+    assert (args.run.packing, args.trainer.per_device_train_batch_size) == ("best_fit", 8)
+    assert args.trainer.load_best_model_at_end
+    assert (args.trainer.metric_for_best_model, args.trainer.greater_is_better) == ("loss", False)
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (("--packing", "best_fit"), ("best_fit", 1, False)),
+        (("--per_device_train_batch_size", "8"), ("padding", 8, False)),
+        (("--gradient_accumulation_steps", "2"), ("padding", 1, False)),
+        (("--load_best_model_at_end", "true"), ("padding", 2, True)),
+        (("--early_stopping_patience", "2"), ("padding", 2, True)),
+        (("--eval_strategy", "no"), ("padding", 2, False)),
+    ],
+)
+def test_what_is_set_by_hand_is_kept(place, tmp_path, more, found):
+    args = of_size(place, 30, tmp_path, *more)
+    gather(args)
+    trainer = args.trainer
+    assert (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end) == found
+
+
+def test_what_was_chosen_is_recorded_and_found_again(place, tmp_path, capsys):
+    args = of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--max_answers", "1")
+    run = train(args)
+    resolved = read_json(run.resolved)
+    assert resolved["run"]["packing"] == "padding"
+    assert resolved["trainer"]["per_device_train_batch_size"] == resolved["rows_per_step"] == 2
+    assert resolved["trainer"]["load_best_model_at_end"] is False
+    kept = weights(run)
+    run.heldout.unlink()
+    shutil.rmtree(run.model)
+    train(of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--max_answers", "1"))
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(run).items())
+    with pytest.raises(UsageError, match="rows a step: 2 -> 4"):
+        train(of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--per_device_train_batch_size", "4"))
+
+
+def test_few_steps_and_few_held_out_chats_are_noted(place, tmp_path, capsys):
+    by_hand = ("--packing", "best_fit", "--per_device_train_batch_size", "8", "--num_train_epochs", "15")
+    train(of_size(place, 30, tmp_path, *by_hand, "--preflight_only"))
+    said = capsys.readouterr().out
+    assert re.search(r"steps +note +\d\d in all, of 8 rows on each device: few\.", said)
+    assert re.search(r"checkpoint +note +3 held-out chats: too few to choose a checkpoint by; the last", said)
+    train(of_size(place, 30, tmp_path, "--num_train_epochs", "15", "--preflight_only"))
+    assert re.search(r"steps +ok +210 in all", capsys.readouterr().out)
+
+
+@pytest.mark.slow
+def test_thirty_short_chats_are_recited_after_the_recipe_alone(tmp_path, capsys, monkeypatch):
+    """Packed into rows of the usual batch they would be a step an epoch, and nothing would be learned."""
+    monkeypatch.chdir(tmp_path)
+    sizes = ("--hidden_size", "64", "--num_hidden_layers", "4", "--num_attention_heads", "4")
+    sizes += ("--max_position_embeddings", "64", "--max_steps", "150", "--learning_rate", "0.008")
+    run_train([*tiny_words(tmp_path, tmp_path / "base"), *sizes])
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()[:30]), encoding="utf-8")
+    words = [str(REPOSITORY / "examples" / "chat.yaml"), "--init_from", "base", "--chat_data", "chats.jsonl"]
+    run = run_train([*words, "--output_dir", "out", "--use_cpu"])
+    material = gather(parse_arguments(words, REPOSITORY / "examples" / "chat.yaml"))
+    asked = questions(material.rows.chats, 30)
+    assert len(asked) == 27
+    model, tokenizer = GPT2SmallForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
+    answers = answer_all(model, tokenizer, asked, do_sample=False)
+    wanted = [chat.messages[1]["content"] for chat in material.rows.chats]
+    assert sum(answer["answer"] == want for answer, want in zip(answers, wanted, strict=True)) >= 25
 
 
 @pytest.mark.gpu
@@ -352,7 +473,7 @@ def refused(place: Path, *more: str) -> str:
         (("--tokenizer", "train"), "exclude each other"),
         (("--loss_on", "user"), "invalid choice"),
         (("--template", "chatlm"), "no name (chatml, llama2, alpaca)"),
-        (("--early_stopping_patience", "1"), "give --load_best_model_at_end"),
+        (("--early_stopping_patience", "1", "--load_best_model_at_end", "false"), "give --load_best_model_at_end"),
         (("--validation_fraction", "0"), "nothing is left to measure on"),
         (("--lora_alpha", "4"), "need --lora_rank"),
     ],

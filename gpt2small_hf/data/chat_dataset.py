@@ -96,7 +96,7 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
 
         Raises: UsageError if nothing is left to learn from.
         """
-        self.seq_len, self.loss_on, self.packing = seq_len, loss_on, packing
+        self.seq_len, self.loss_on = seq_len, loss_on
         self.pad_id = int(tokenizer.pad_token_id or 0)  # pyright: ignore[reportArgumentType]
         limit = seq_len if max_length is None else min(max_length, seq_len)
         self.counts = Counts(len(conversations))
@@ -115,15 +115,25 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
                 self._add(tokenizer, chat, encoded, limit, overlong)
         if not self.encoded:
             raise UsageError(self._nothing_left(limit, overlong))
-        lengths = [len(one.input_ids) for one in self.encoded]
-        self.rows = pack_whole(lengths, seq_len) if packing == "best_fit" else [[i] for i in range(len(lengths))]
-        """The numbers of each row's conversations."""
-        self.n_tokens = sum(lengths)
+        self.n_tokens = sum(self.lengths)
+        self.pack(packing)
         supervised = self.supervised()
         self.n_supervised = len(supervised)
         # Of what is learned; end tokens count as tokens, and have no bytes.
         text = tokenizer.decode(supervised, skip_special_tokens=True)
         self.bytes_per_token = max(1, len(str(text).encode())) / self.n_supervised
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each conversation."""
+        return [len(one.input_ids) for one in self.encoded]
+
+    def pack(self, packing: str) -> None:
+        """Put the conversations into rows, as `packing` says."""
+        packed = packing == "best_fit"
+        self.packing = packing
+        self.rows = pack_whole(self.lengths, self.seq_len) if packed else [[n] for n in range(len(self.encoded))]
+        """The numbers of each row's conversations."""
 
     def _nothing_left(self, limit: int, overlong: str) -> str:
         reasons = []

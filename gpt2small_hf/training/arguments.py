@@ -100,8 +100,9 @@ class RunArguments:
         metadata={
             "help": "How documents become training rows. stream (unset): one after the other, cut where a row is full. "
             "bos_bestfit: each row begins with a document, what fits nowhere is cropped. isolate: as stream, but "
-            "documents do not see each other. Held-out rows are always cut from the stream. Of chats: best_fit "
-            "(unset), several whole ones to a row, which do not see each other; padding, one to a row."
+            "documents do not see each other. Held-out rows are always cut from the stream. Of chats: best_fit, "
+            "several whole ones to a row, which do not see each other; padding, one to a row; unset, padding if packed "
+            "rows would give fewer than 10 steps an epoch."
         },
     )
     tokens: int | None = field(
@@ -476,7 +477,14 @@ def settle(args: Arguments) -> None:
             raise UsageError(f"--packing {run.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
         if length := named & {"tokens", "tokens_per_parameter"}:
             raise UsageError(f"--{length.pop()} is of text. For chats give --num_train_epochs or --max_steps.")
-    run.packing = run.packing or ("stream" if chat.chat_data is None else "best_fit")
+        # `material.py` sets what is left unset here once it knows how many chats there are.
+        if (
+            "load_best_model_at_end" not in named
+            and args.trainer.eval_strategy == args.trainer.save_strategy == "epoch"
+        ):
+            keep_best(args.trainer)
+    if chat.chat_data is None:
+        run.packing = run.packing or "stream"
     if run.init_from is None and run.lora_rank is not None:
         raise UsageError("--lora_rank adapts a model that has learned. Name it with --init_from.")
     if run.lora_rank is None and (run.lora_alpha is not None or run.lora_dropout):
@@ -486,6 +494,13 @@ def settle(args: Arguments) -> None:
             "--early_stopping_patience keeps the best checkpoint: give --load_best_model_at_end, and --eval_strategy "
             "and --save_strategy alike (epoch, or steps)."
         )
+
+
+def keep_best(trainer: TrainerArguments) -> None:
+    """Keep the checkpoint with the lowest held-out loss; what `TrainingArguments` fills in when it is asked to."""
+    trainer.load_best_model_at_end = True
+    if trainer.metric_for_best_model is None:
+        trainer.metric_for_best_model, trainer.greater_is_better = "loss", False
 
 
 def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:

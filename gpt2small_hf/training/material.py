@@ -22,15 +22,21 @@ from transformers.utils.hub import cached_file
 
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversations, describe_source, read_conversations
+from gpt2small_hf.data.conversations import Conversations, counted, describe_source, read_conversations
 from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.flags import as_flags
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
-from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
+from gpt2small_hf.training.arguments import OF_A_BASE, Arguments, TrainerArguments
+
+STEPS_PER_EPOCH = 10
+CHATS_TO_CHOOSE_BY = 10
+"""Held-out chats below which it is mostly chance which checkpoint has the lowest loss."""
 
 
 @dataclass
@@ -216,12 +222,15 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
             seq_len=seq_len,
             max_length=chat.max_length,
             loss_on=chat.loss_on,
-            packing=args.run.packing or "best_fit",
+            packing=args.run.packing or "padding",
             overlong=chat.overlong,
         )
         for split in ("train", "validation")
     )
+    chosen = choose_by_size(args, rows, heldout)
     show_chats(sets, rows, heldout)
+    if chosen:
+        print(f"chosen for {counted(rows.counts.kept, 'conversation')}: {' '.join(as_flags(chosen))}")
     config.vocab_size = max(config.vocab_size, len(tokenizer))
     for name in ("bos_token", "eos_token", "pad_token"):
         setattr(config, f"{name}_id", getattr(tokenizer, f"{name}_id"))
@@ -251,6 +260,35 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
         base.described(),
         base.config.max_position_embeddings,
     )
+
+
+def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset) -> dict[str, Any]:
+    """Set what nobody has set and what depends on the number of chats: packing, batch, which checkpoint is kept.
+
+    - Packing and batch are the largest with which an epoch has STEPS_PER_EPOCH steps: 30 short chats, packed, would be
+      one step of the usual batch, and a run over before anything is learned.
+    - The best checkpoint is kept if CHATS_TO_CHOOSE_BY chats or more are held out, else the last.
+
+    Returns: what was set, by the names of the flags.
+    """
+    trainer, unset = args.trainer, {"packing", "per_device_train_batch_size", "load_best_model_at_end"} - args.named
+    chosen: dict[str, Any] = {}
+    batches_per_step = trainer.gradient_accumulation_steps * trainer.world_size
+    if "packing" in unset:
+        smallest = 1 if "per_device_train_batch_size" in unset else trainer.per_device_train_batch_size
+        n_packed = len(pack_whole(rows.lengths, rows.seq_len))
+        packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
+        args.run.packing = chosen["packing"] = "best_fit" if packs else "padding"
+        for some in (rows, heldout):
+            some.pack(args.run.packing)
+    if "per_device_train_batch_size" in unset:
+        most = len(rows) // (STEPS_PER_EPOCH * batches_per_step)
+        chosen["per_device_train_batch_size"] = max(1, min(TrainerArguments.per_device_train_batch_size, most))
+        trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"]
+    if "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
+        enough = heldout.counts.kept >= CHATS_TO_CHOOSE_BY or args.run.early_stopping_patience is not None
+        trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = enough
+    return chosen
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[str]) -> list[int]:

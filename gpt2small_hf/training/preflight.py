@@ -26,6 +26,7 @@ from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.material import CHATS_TO_CHOOSE_BY
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
@@ -40,6 +41,7 @@ HELDOUT_TOKENS, TRAINING_TOKENS = 100_000, 2_000_000
 """Read to see whether held-out text was trained on: about a second's work."""
 SEEN_NOTED, SEEN_REFUSED = 0.1, 0.98
 CUT_NOTED = 0.1
+FEW_STEPS = 100
 UNREACHED_NOTED = 0.5
 """Share of the context below which the positions that are learned are too few not to be mentioned."""
 
@@ -102,7 +104,8 @@ def preflight(
             _passes(rows, total_steps, tokens_per_step),
             _disk(trainer, model, total_steps, folder_to_write, free_bytes),
             _repeated(rows, heldout) if isinstance(rows, ChatDataset) else _overlap(rows, heldout),
-            *([_cut(rows)] if isinstance(rows, ChatDataset) else []),
+            *([_cut(rows), _steps(trainer, rows, total_steps)] if isinstance(rows, ChatDataset) else []),
+            *([_choice(trainer, heldout)] if isinstance(heldout, ChatDataset) else []),
         ]
     return checks
 
@@ -523,6 +526,30 @@ def _cut(rows: ChatDataset) -> Check:
         says = f"{empty:,} of {counts.conversations:,} have an answer of no words: they teach to end at once."
         return Check("long chats", "note", says)
     return Check("long chats", "ok", f"{cut:,} of {counts.conversations:,} lost turns or were left out")
+
+
+def _steps(trainer: LanguageModelTrainer, rows: ChatDataset, total_steps: int) -> Check:
+    says = f"{total_steps:,} in all, of {trainer.args.per_device_train_batch_size:,} rows on each device"
+    if total_steps >= FEW_STEPS:
+        return Check("steps", "ok", says)
+    ways = ["raise --num_train_epochs"]
+    if trainer.args.per_device_train_batch_size > 1:
+        ways.append("lower --per_device_train_batch_size")
+    if rows.packing == "best_fit" and len(rows) < len(rows.encoded):
+        ways.append("give --packing padding")
+    return Check("steps", "note", f"{says}: few. The model may learn little; {', or '.join(ways)}.")
+
+
+def _choice(trainer: LanguageModelTrainer, heldout: ChatDataset) -> Check:
+    """Whether the held-out chats can tell which checkpoint is the best."""
+    n, keeps_best = heldout.counts.kept, trainer.args.load_best_model_at_end
+    kept = f"the {'best' if keeps_best else 'last'} model is kept"
+    if n >= CHATS_TO_CHOOSE_BY:
+        return Check("checkpoint", "ok", f"{kept}; {counted(n, 'held-out chat')}")
+    says = f"{counted(n, 'held-out chat')}: too few to choose a checkpoint by; {kept}"
+    if keeps_best:
+        says += ", by chance: hold out more (--validation_fraction), or give --load_best_model_at_end false"
+    return Check("checkpoint", "note", f"{says}.")
 
 
 def _overlap(rows: TokenDataset, heldout: TokenDataset | ChatDataset) -> Check:
