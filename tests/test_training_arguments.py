@@ -1,5 +1,8 @@
 """Settings of a run: one home for each default, recipes and flags in order, mistakes refused early."""
 
+import math
+from typing import Any
+
 import pytest
 from conftest import REPOSITORY
 
@@ -154,6 +157,22 @@ def test_stacked_is_the_baseline_with_what_helped():
         "weight_decay": 0.01,
         "max_grad_norm": 3.5,
     }
+
+
+def test_the_baseline_skips_no_spike_and_float32_and_tied_change_nothing_else():
+    """The series had no guard against spikes, ran float32 alone, and kept torch's initial weights for the tied head."""
+    baseline, float32, tied, small = (
+        whole_recipe([str(INTERVENTIONS[0].with_name(f"{name}.yaml"))], TINY)
+        for name in ("baseline", "float32", "tied", "tied-small-init")
+    )
+
+    def changed(recipe: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in recipe.items() if baseline.get(name) != value}
+
+    assert baseline["spike_factor"] == math.inf
+    assert changed(float32) == {"fp16": False, "tf32": False}
+    assert changed(tied) == {"tie_word_embeddings": True, "allow_high_initial_loss": True}
+    assert changed(small) == {"tie_word_embeddings": True, "init_scheme": "gpt2"}
 
 
 def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):

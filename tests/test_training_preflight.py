@@ -226,7 +226,11 @@ def test_a_tied_head_with_torchs_embeddings_starts_too_high_and_is_told_why(fold
     checks = checked(trainer, folder)
     assert failed(checks) == {"initial loss"}
     assert "too large for a tied head; set --init_scheme gpt2" in checks["initial loss"].says
+    assert "--allow_high_initial_loss" in checks["initial loss"].says
     assert "initial loss" not in checked(trainer, folder, fresh=False)
+    allowed = checked(trainer, folder, allow_high_initial_loss=True)
+    assert failed(allowed) == set()
+    assert allowed["initial loss"].verdict == "note"
 
 
 def test_weights_drawn_too_large_start_too_high(folder, tmp_path):
@@ -245,7 +249,7 @@ def test_other_draws_may_be_a_little_off_and_are_noted(folder, tmp_path):
 def test_weights_that_know_something_already_are_not_initial_ones(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.train()
-    checks = checked(trainer, folder)
+    checks = checked(trainer, folder, allow_high_initial_loss=True)
     assert failed(checks) == {"initial loss"}
     assert "too low for weights that know nothing" in checks["initial loss"].says
 
@@ -254,7 +258,7 @@ def test_a_weight_that_is_not_finite_is_found(folder, tmp_path):
     trainer = make(folder, tmp_path)
     with torch.no_grad():
         trainer.model.model.norm.weight[3] = math.nan
-    checks = checked(trainer, folder)
+    checks = checked(trainer, folder, allow_high_initial_loss=True)
     assert {"initial loss", "labels counted", "accumulation", "gradients"} <= failed(checks)
     assert checks["initial loss"].says.startswith("nan, ")
 

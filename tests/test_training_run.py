@@ -54,6 +54,21 @@ def test_training_lowers_the_held_out_loss_and_the_file_says_on_which_rows(tiny_
     )
 
 
+def test_a_tied_head_with_torchs_weights_trains_only_when_asked_to(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tied = ["--tie_word_embeddings", "--init_scheme", "torch", "--spike_factor", "inf"]
+    words = [*tiny_words(tmp_path, tmp_path / "run"), *tied]
+    with pytest.raises(UsageError, match="--allow_high_initial_loss"):
+        run_train(words)
+    run = run_train([*words, "--allow_high_initial_loss"])
+    said = capsys.readouterr().out
+    assert "initial loss" in said
+    assert "too large for a tied head" in said
+    assert read_json(run.heldout)["before"]["loss"] > 1.5 * math.log(300)
+    run_train([*words, "--allow_high_initial_loss"])
+    assert "is finished, with these settings" in capsys.readouterr().out
+
+
 def test_resolved_holds_every_value_in_force(tiny_run):
     resolved = read_json(tiny_run.resolved)
     assert resolved["trainer"]["learning_rate"] == 0.01

@@ -113,6 +113,14 @@ def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, mo
     assert not (tmp_path / "run" / "model").exists()
 
 
+def test_an_infinite_spike_factor_skips_no_spike(tmp_path):
+    trainer = make(LanguageModelTrainer, tmp_path, spike_factor=math.inf)
+    spoil(trainer, "spike", (34, 37))
+    trainer.train()
+    assert not any(trainer.guard.skipped.values())
+    assert max(row["grad_norm_max"] for row in trainer.state.log_history if "loss" in row) > 1e6
+
+
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     trainer = make(LanguageModelTrainer, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     with torch.no_grad():

@@ -129,11 +129,21 @@ class RunArguments:
     )
     spike_factor: float = field(
         default=50.0,
-        metadata={"help": "Skip a step whose gradient norm is above so many medians of the last 128."},
+        metadata={
+            "help": "Skip a step whose gradient norm exceeds this multiple of the median over the last 128 steps; "
+            "inf: skip no spike."
+        },
     )
     max_bad_steps: int = field(
         default=20,
         metadata={"help": "Stop after so many skipped steps in a row: spikes, and losses or gradients not finite."},
+    )
+    allow_high_initial_loss: bool = field(
+        default=False,
+        metadata={
+            "help": "Train although the loss of the initial weights is far above that of an even guess; only a note is "
+            "printed then."
+        },
     )
     early_stopping_patience: int | None = field(
         default=None,

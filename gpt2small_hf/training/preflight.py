@@ -66,6 +66,7 @@ def preflight(
     folder_to_write: Path,
     fresh: bool,
     known_positions: int = 0,
+    allow_high_initial_loss: bool = False,
     free_bytes: int | None = None,
 ) -> list[Check]:
     """Check what is about to be trained, and leave no trace: all of the trainer is as it was, gradients are None.
@@ -78,6 +79,7 @@ def preflight(
         tokens_per_step: tokens that all ranks together train on in a step.
         folder_to_write: where checkpoints and model will lie; it need not exist yet.
         fresh: whether the weights are initial ones.
+        allow_high_initial_loss: note an initial loss far above that of an even guess instead of refusing it.
         known_positions: positions that the weights were trained on before this run.
         free_bytes: space on the disk; unset, what that folder's disk has.
 
@@ -92,7 +94,7 @@ def preflight(
             with torch.no_grad():
                 loss = float(trainer.compute_loss(model, batch))
             if fresh:
-                checks.append(_initial_loss(model, loss))
+                checks.append(_initial_loss(model, loss, allow_high_initial_loss))
             checks += [_count(trainer, model, batch, loss), *_accumulation_and_gradients(trainer, model, batch)]
             checks += [_causality(model, batch), *_documents(model, looked_at["training"])]
             checks.append(_positions(model, rows, looked_at["training"], known_positions))
@@ -222,7 +224,7 @@ def _some_rows(
 # ---- the model ---------------------------------------------------------------------------------------------------
 
 
-def _initial_loss(model: GPT2SmallForCausalLM, loss: float) -> Check:
+def _initial_loss(model: GPT2SmallForCausalLM, loss: float, is_high_allowed: bool) -> Check:
     even, scheme, tied = math.log(model.config.vocab_size), model.config.init_scheme, model.config.tie_word_embeddings
     found = f"{loss:.3f}, where a guess among {model.config.vocab_size:,} tokens has {even:.3f}"
     if abs(loss / even - 1) <= 0.05:
@@ -235,8 +237,11 @@ def _initial_loss(model: GPT2SmallForCausalLM, loss: float) -> Check:
         cause = "torch's embeddings of standard deviation 1 are too large for a tied head; set --init_scheme gpt2."
     else:
         cause = "too high: the initial weights are too large; set --init_scheme gpt2 and --initializer_range 0.02."
-    if scheme != "gpt2" and even < loss < 1.5 * even:  # small models vary that much
+    is_high = even < loss < math.inf
+    if is_high and (is_high_allowed or (scheme != "gpt2" and loss < 1.5 * even)):  # small models vary that much
         return Check("initial loss", "note", f"{found}: {cause}")
+    if is_high:
+        cause = f"{cause.rstrip('.')}, or pass --allow_high_initial_loss to train from it."
     return Check("initial loss", "fail", f"{found}: {cause}")
 
 

@@ -22,6 +22,7 @@ from gpt2small_hf.training.arguments import Arguments
 # divided. Rows a step are compared as a whole.
 MAY_CHANGE = {
     *("output_dir", "overwrite", "resume", "resume_from_checkpoint", "preflight_only", "find_batch_size"),
+    "allow_high_initial_loss",
     # What these name is compared by its content.
     *("init_from", "chat_data", "validation_data", "skip_bad_rows", "max_answers"),
     *(

@@ -323,6 +323,7 @@ def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, 
         folder_to_write=args.run.output_dir,
         fresh=args.run.branch_from is None and material.base is None,
         known_positions=material.known_positions,
+        allow_high_initial_loss=args.run.allow_high_initial_loss,
     )
     show(checks, everything=args.run.preflight_only)
 
