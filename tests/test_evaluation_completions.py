@@ -1,5 +1,6 @@
 """Continuations repeat, leave the random stream alone and end with the context."""
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -32,3 +33,43 @@ def test_a_prompt_as_long_as_the_context_is_continued_from_its_end(tiny_run):
     tokenizer = AutoTokenizer.from_pretrained(tiny_run.model)
     (completion,) = complete(model, tokenizer, ["the fox saw the river " * 20])
     assert completion["greedy"]
+
+
+def loaded(run):
+    return AutoModelForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
+
+
+def test_prompts_are_decoded_in_one_batch(tiny_run):
+    """A forward pass for each new token, however many prompts there are; greedy and sampled together."""
+    model, tokenizer = loaded(tiny_run)
+    lengths = []
+    model.register_forward_pre_hook(lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape), with_kwargs=True)
+    complete(model, tokenizer, ["Once the fox", "Then", "Later the dog saw the"], max_new_tokens=9)
+    assert len(lengths) <= 9
+    assert all(shape == (6, 1) for shape in lengths[1:])  # the cache holds the rest
+
+
+def test_completions_of_a_batch_are_those_of_generate_alone(tiny_run):
+    """Prompts of different lengths, one of which leaves less room: none changes or shortens another."""
+    model, tokenizer = loaded(tiny_run)
+    prompts = ["Once the fox", "Then", "Later the dog saw the stone, and the", "the fox saw the river " * 9]
+    found = complete(model, tokenizer, prompts, max_new_tokens=20)
+    assert len({one["settings"]["max_new_tokens"] for one in found}) > 1
+    for prompt, one in zip(prompts, found, strict=True):
+        assert one == complete(model, tokenizer, [prompt], max_new_tokens=20)[0]
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"][:, -16:]
+        limit = one["settings"]["max_new_tokens"]
+        torch.manual_seed(0)
+        for name, how in (("sampled", {"do_sample": True, "temperature": 0.8, "top_k": 50}), ("greedy", {})):
+            alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, **how)
+            assert one[name] == tokenizer.decode(alone[0, ids.shape[1] :], skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_completions_of_diverged_weights_are_text(tiny_run, broken):
+    model, tokenizer = loaded(tiny_run)
+    with torch.no_grad():
+        model.lm_head.weight[5] = broken
+    (found,) = complete(model, tokenizer, ["Once the fox"])
+    assert isinstance(found["greedy"], str)
+    assert isinstance(found["sampled"], str)

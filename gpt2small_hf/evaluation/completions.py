@@ -1,11 +1,20 @@
-"""Fixed prompts → what the model makes of them, greedily and sampled with a seed."""
+"""Fixed prompts → the model's completions of them, greedy and sampled with a seed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+)
 
 from gpt2small_hf.data.chat import encode
 
@@ -21,45 +30,104 @@ def complete(
     seed: int = 0,
     chat: bool = False,
 ) -> list[dict[str, Any]]:
-    """Continue each prompt twice: with the likeliest token each time, and sampled. With `chat`, answer it twice.
+    """Continue each prompt twice, greedily and sampled. With `chat`, answer it twice.
 
-    A continuation has up to 60 tokens unless said otherwise, an answer up to 128. Text stops at the end of the context
-    at the latest; of a prompt that fills more than half of it, the end is read.
-    The caller's random state is left as it was.
+    All completions are decoded in one batch, padded on the left, with the key-value cache. Each sampled one draws from
+    a generator of its own, seeded with `seed`: it does not depend on the other prompts, except that rounding may differ
+    with the shape of the batch. The global random state is not used.
+
+    A continuation has up to 60 tokens by default, an answer up to 128, within the context length. Of a prompt longer
+    than half the context, only the end is read.
 
     Returns: one object a prompt: `prompt`, `greedy`, `sampled` (continuations without the prompt), and the settings.
     """
-    was_training = model.training
-    model.eval()
     context = model.config.max_position_embeddings
     if max_new_tokens is None:
         max_new_tokens = 128 if chat else 60
-    results = []
-    for prompt in prompts:
-        if chat:
-            question = [{"role": "user", "content": prompt}]
-            ids = torch.from_numpy(encode(tokenizer, [question], add_generation_prompt=True)[0].input_ids)[None]  # pyright: ignore[reportArgumentType]
-        else:
-            ids = tokenizer(prompt, return_tensors="pt", verbose=False)["input_ids"]  # pyright: ignore[reportCallIssue]
-        ids = ids[:, -context // 2 :].to(model.device)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        room = {"max_new_tokens": min(max_new_tokens, context - ids.shape[1])}
-        with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            sampled = _continue(model, tokenizer, ids, do_sample=True, temperature=temperature, top_k=top_k, **room)
-        results.append(
-            {
-                "prompt": prompt if chat else str(tokenizer.decode(ids[0])),  # as the model read it
-                "greedy": _continue(model, tokenizer, ids, do_sample=False, **room),
+    if chat:
+        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        ids = [one.input_ids.tolist() for one in encode(tokenizer, asked, add_generation_prompt=True)]  # pyright: ignore[reportArgumentType]
+    else:
+        ids = [tokenizer(prompt, verbose=False)["input_ids"] for prompt in prompts]
+    ids = [list(one)[-context // 2 :] for one in ids]  # pyright: ignore[reportArgumentType]
+    limits = [min(max_new_tokens, context - len(one)) for one in ids]
+    results: list[dict[str, Any]] = [{} for _ in prompts]
+    was_training = model.training
+    model.eval()
+    # A batch has one limit: prompts that leave less room in the context are decoded apart, and shorten no others.
+    for limit in sorted(set(limits)):
+        numbers = [number for number in range(len(prompts)) if limits[number] == limit]
+        texts = _decode(model, tokenizer, [ids[number] for number in numbers], limit, (temperature, top_k, seed))
+        for number, (greedy, sampled) in zip(numbers, texts, strict=True):
+            results[number] = {
+                # As the model read it.
+                "prompt": prompts[number] if chat else str(tokenizer.decode(ids[number])),
+                "greedy": greedy,
                 "sampled": sampled,
-                "settings": {**room, "temperature": temperature, "top_k": top_k, "seed": seed},
+                "settings": {"max_new_tokens": limit, "temperature": temperature, "top_k": top_k, "seed": seed},
             }
-        )
     model.train(was_training)
     return results
 
 
-def _continue(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: torch.Tensor, **how: Any) -> str:
-    # A model that has come apart may give NaN: that is to be seen in what it writes, and not to end a run.
-    how["remove_invalid_values"] = True
-    whole = model.generate(ids, attention_mask=torch.ones_like(ids), **how)  # pyright: ignore[reportCallIssue]
-    return str(tokenizer.decode(whole[0, ids.shape[1] :], skip_special_tokens=True))
+def _decode(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: tuple[float, int, int],
+) -> list[tuple[str, str]]:
+    """The greedy and the sampled continuation of each prompt, from one batch of twice as many rows."""
+    longest = max(map(len, prompts))
+    padding = [longest - len(prompt) for prompt in prompts]
+    pad_id = tokenizer.pad_token_id or 0
+    ids = torch.tensor([[pad_id] * n + list(prompt) for n, prompt in zip(padding, prompts, strict=True)] * 2)
+    mask = torch.tensor([[0] * n + [1] * (longest - n) for n in padding] * 2)
+    decoded = model.generate(  # pyright: ignore[reportCallIssue]
+        ids.to(model.device),  # pyright: ignore[reportArgumentType]
+        attention_mask=mask.to(model.device),
+        do_sample=False,
+        use_cache=True,  # the Trainer turns it off in the model's configuration
+        max_new_tokens=max_new_tokens,
+        # Diverged weights may give NaN: the text shows it, and the run does not end.
+        remove_invalid_values=True,
+        logits_processor=LogitsProcessorList([SampleRows(len(prompts), *sampling)]),
+    )
+    new = decoded[:, longest:].tolist()
+    ends = model.generation_config.eos_token_id  # pyright: ignore[reportOptionalMemberAccess]
+    stops = [ends] if isinstance(ends, int) else ends or []
+    texts = [tokenizer.decode(until_stop(row, stops), skip_special_tokens=True) for row in new]
+    return list(zip(map(str, texts[: len(prompts)]), map(str, texts[len(prompts) :]), strict=True))
+
+
+def until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
+    """The ids before the first stop token; what follows is padding."""
+    end = next((place for place, id in enumerate(ids) if id in stops), len(ids))
+    return ids[:end]
+
+
+class SampleRows(LogitsProcessor):
+    """Draw the next token of all rows but the first `n_greedy`, and mask all others, so that greedy decoding takes it.
+
+    So one batch holds greedy and sampled rows, and each sampled row has a generator of its own, where `do_sample=True`
+    draws all rows from the global one. Generators are on the CPU: every device draws the same numbers.
+    """
+
+    def __init__(self, n_greedy: int, temperature: float, top_k: int, seed: int) -> None:
+        self.n_greedy, self.seed = n_greedy, seed
+        self.warp = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k)])
+        self.generators: list[torch.Generator] = []
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Scores of the next token, shape (rows, vocabulary) → the same, with one token left in each sampled row."""
+        if not self.generators:
+            self.generators = [torch.Generator().manual_seed(self.seed) for _ in range(len(scores) - self.n_greedy)]
+        probabilities = self.warp(input_ids[self.n_greedy :], scores[self.n_greedy :]).softmax(-1).cpu()  # pyright: ignore[reportArgumentType]
+        drawn = torch.stack(
+            [
+                torch.multinomial(row, 1, generator=generator)
+                for row, generator in zip(probabilities, self.generators, strict=True)
+            ]
+        )
+        left = torch.full_like(scores[self.n_greedy :], -torch.inf)
+        return torch.cat([scores[: self.n_greedy], left.scatter_(1, drawn.to(scores.device), 0.0)])
