@@ -6,11 +6,13 @@ The rooms hand each other files; this module alone spells where those files lie.
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -197,30 +199,103 @@ class DataFolder:
 def whole(path: Path) -> Iterator[Path]:
     """Yield a temporary name beside `path`; give the file or folder written there its real name if nothing was raised.
 
-    So what exists is whole. A file or folder of the same name is replaced.
+    So what exists is whole, also after a power cut. A file or folder of the same name is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    clear_leftovers(path)
+    # Beside a folder that cannot be renamed may be another disk, or one that may not be written.
+    place = path if path.is_dir() and not is_replaceable(path) else path.parent
+    temporary = place / _beside(path, "tmp")
     try:
         yield temporary
+        sync(temporary)
         put_in_place(temporary, path)
     finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary)
-        else:
-            temporary.unlink(missing_ok=True)
+        remove(temporary)
 
 
 def put_in_place(finished: Path, path: Path) -> None:
-    """Give a finished file or folder its name. What had that name is replaced."""
-    if path.is_dir():
+    """Give a finished file or folder its name. What had that name is replaced.
+
+    A folder that cannot be renamed is emptied and filled; the file that marks it as complete goes first and comes last.
+    """
+    if not path.is_dir():
+        finished.replace(path)
+    elif is_replaceable(path):
         # A folder cannot be replaced in one step: the old one steps aside first, so one of the two always exists.
-        aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+        aside = path.with_name(_beside(path, "old"))
         path.rename(aside)
         finished.rename(path)
         shutil.rmtree(aside)
     else:
-        finished.replace(path)
+        for old in sorted(path.iterdir(), key=_marks_complete, reverse=True):
+            if old != finished:
+                remove(old)
+        for new in sorted(finished.iterdir(), key=_marks_complete):
+            new.rename(path / new.name)
+        finished.rmdir()
+    sync(path.parent, contents=False)
+
+
+def is_replaceable(folder: Path) -> bool:
+    """Whether a folder can be renamed: no link, mount point or working folder, and its parent may be written."""
+    fixed = folder.is_symlink() or os.path.ismount(folder) or folder.samefile(Path())
+    return not fixed and os.access(folder.parent, os.W_OK)
+
+
+def _marks_complete(path: Path) -> bool:
+    return path.name in ("meta.json", "config.json")
+
+
+def sync(path: Path, *, contents: bool = True) -> None:
+    """Flush a file, or a folder with its contents, to the disk: a power cut may keep a new name and lose the data."""
+    on_windows = os.name == "nt"  # which opens no folder, and flushes only what may be written
+    for found in [path, *(path.rglob("*") if contents else [])]:
+        if on_windows and found.is_dir():
+            continue
+        descriptor = os.open(found, os.O_RDWR if on_windows else os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # some network file systems cannot flush a folder
+                raise
+        finally:
+            os.close(descriptor)
+
+
+_MACHINE = re.sub(r"\W", "", platform.node())[:32]
+
+
+def _beside(path: Path, kind: str) -> str:
+    return f".{path.name}.{_MACHINE}-{os.getpid()}.{kind}"
+
+
+def is_leftover(path: Path) -> bool:
+    """Whether a name is one that `whole` gives to what is not complete."""
+    return path.name.startswith(".") and path.name.endswith((".tmp", ".old"))
+
+
+def clear_leftovers(path: Path) -> None:
+    """Remove what killed processes of this machine left of `path`; restore a folder that one had moved aside."""
+    for place in (path.parent, path):
+        for found in place.glob(f".{glob.escape(path.name)}.{_MACHINE}-*.*"):
+            import psutil
+
+            match = re.fullmatch(r"(\d+)\.(tmp|old)", found.name.rpartition("-")[2])
+            if match is None or (int(match[1]) != os.getpid() and psutil.pid_exists(int(match[1]))):
+                continue
+            if match[2] == "old" and not path.exists():
+                found.rename(path)
+            else:
+                remove(found)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if it exists."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def finite(value: Any) -> Any:

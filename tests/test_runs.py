@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
@@ -140,3 +143,72 @@ def test_who_has_read_enough_ends_a_command_quietly():
         ["bash", "-c", '"$1" -c "$2" | head -1', "bash", sys.executable, code], capture_output=True, text=True
     )
     assert (done.stdout, done.stderr) == ("x" * 99 + "\n", "")
+
+
+def kill_while(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import os\nfrom gpt2small_hf import runs\n{code}"])
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_leftovers_of_a_killed_write_are_removed_by_the_next(tmp_path):
+    path, other = tmp_path / "model", tmp_path / ".model.elsewhere-1.tmp"
+    other.touch()
+    kill_while(f"""
+with runs.whole(runs.Path({str(path)!r})) as temporary:
+    temporary.mkdir()
+    (temporary / "weights").touch()
+    os.kill(os.getpid(), 9)
+""")
+    assert len([*tmp_path.iterdir()]) == 2
+    with whole(path) as temporary:
+        temporary.mkdir()
+    assert {*tmp_path.rglob("*")} == {path, other}  # another machine's process may be at work
+
+
+def test_folder_killed_while_it_is_replaced_is_there_again_after_the_next_write_failed(tmp_path):
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "old").touch()
+    kill_while(f"""
+rename = runs.Path.rename
+runs.Path.rename = lambda self, target: (rename(self, target), os.kill(os.getpid(), 9))
+with runs.whole(runs.Path({str(path)!r})) as temporary:
+    temporary.mkdir()
+""")
+    assert not path.exists()
+    with pytest.raises(RuntimeError), whole(path):
+        raise RuntimeError
+    assert {*tmp_path.rglob("*")} == {path, path / "old"}
+
+
+def test_files_reach_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
+    flushed, fsync = [], os.fsync
+
+    def record(descriptor):
+        flushed.append((os.fstat(descriptor).st_ino, (tmp_path / "model").exists()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    with whole(tmp_path / "model") as temporary:
+        temporary.mkdir()
+        (temporary / "weights").write_text("x")
+    before = {inode for inode, named in flushed if not named}
+    assert before == {(tmp_path / "model").stat().st_ino, (tmp_path / "model" / "weights").stat().st_ino}
+    assert flushed[-1] == (tmp_path.stat().st_ino, True)
+
+
+def test_folder_that_cannot_be_renamed_is_filled(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    (tmp_path / "link").symlink_to("two")
+    for folder in (tmp_path / "one", tmp_path / "link", Path()):
+        inode = folder.stat().st_ino
+        for content in ("first", "second"):
+            with whole(folder) as temporary:
+                temporary.mkdir()
+                (temporary / content).mkdir()
+                (temporary / "config.json").touch()
+        assert {path.name for path in folder.iterdir()} == {"second", "config.json"}
+        assert folder.stat().st_ino == inode
+    assert (tmp_path / "link").is_symlink()

@@ -22,7 +22,7 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
-from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, write_json
+from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, sync, write_json
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
 from gpt2small_hf.training.resume import is_whole
@@ -296,7 +296,9 @@ class LanguageModelTrainer(Trainer):
         self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
         if name.exists():  # damaged, or it would not be saved again
             shutil.rmtree(name)
+        sync(made)
         made.rename(name)
+        sync(name.parent, contents=False)
         made.parent.rmdir()
         rotate_checkpoints(
             output_dir=str(name.parent),
