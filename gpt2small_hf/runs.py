@@ -18,7 +18,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
@@ -139,9 +139,19 @@ class RunFolder:
         return self.root / "published.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the process that trains here. It marks the folder as a run's before `resolved.json` exists."""
+        return self.root / ".lock"
+
+    @property
     def former(self) -> Path:
-        """The run that this one overwrites, kept until this one is finished."""
-        return self.root.with_name(self.root.name + ".former")
+        """The run that this one overwrites, kept here until this one is finished: a mount point cannot be renamed."""
+        return self.root / "former"
+
+    @property
+    def former_incomplete(self) -> Path:
+        """`former` while files are moved into it."""
+        return self.root / ".former"
 
     @property
     def finished(self) -> bool:
@@ -296,6 +306,40 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, refusal: str) -> Iterator[None]:
+    """Hold the lock file `path` during the block. The kernel releases it when the process ends, even by kill -9.
+
+    Network file systems with locks (NFS) refuse processes of other machines too. Without locks, a warning is printed.
+
+    Raises: UsageError with the message `refusal` if another process holds it.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageError(refusal) from None
+    except (NotImplementedError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        print(
+            f"{path.parent} is on a file system without locks: make sure that no other process writes there.",
+            file=sys.stderr,
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder, unless it has contents or cannot be removed."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def finite(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2small_hf.runs import RunFolder, UsageError, git_commit, read_json, read_jsonl, write_jsonl
+from gpt2small_hf.runs import RunFolder, UsageError, git_commit, is_leftover, read_json, read_jsonl, write_jsonl
 from gpt2small_hf.training.arguments import Arguments
 
 # Settings that decide nothing that is learned: where and how often is written, how rows are loaded, how the work is
@@ -110,7 +110,7 @@ def check_folder(run: RunFolder, args: Arguments) -> None:
     resume, branch = args.run.resume, args.run.branch_from
     if run.root.exists() and not run.root.is_dir():
         raise UsageError(f"{run.root} is a file. Choose another place with --output_dir.")
-    if run.root.exists() and any(run.root.iterdir()) and not run.resolved.exists():
+    if run.root.exists() and not (run.resolved.exists() or is_begun(run)):
         raise UsageError(f"{run.root} exists and is not a run folder. Choose another with --output_dir.")
     if resume not in ("auto", "never") and not is_whole(Path(resume)):
         raise UsageError(f"{resume} is not a whole checkpoint (weights, optimizer, scheduler and trainer_state.json).")
@@ -124,6 +124,20 @@ def check_folder(run: RunFolder, args: Arguments) -> None:
         raise UsageError(f"--branch_from {branch} does not lie in a run folder, so its recipe is not known.")
     if run_of(branch).root.resolve() == run.root.resolve():
         raise UsageError(f"--branch_from begins another run. Choose another folder than {run.root} with --output_dir.")
+
+
+def is_begun(run: RunFolder) -> bool:
+    """Whether a folder without `resolved.json` is empty, or has no more than a run writes before that file."""
+    first_files = {run.lock, run.recipe, run.first_rows, run.checkpoints, run.former, run.former_incomplete}
+    found = {path for path in run.root.iterdir() if not (is_leftover(path) or is_prepared_text(path))}
+    if not found:
+        return True
+    return run.lock in found and found <= first_files and not any(run.checkpoints.glob("*"))
+
+
+def is_prepared_text(path: Path) -> bool:
+    """Whether this is data/ of the working folder, which may be the run folder."""
+    return path.resolve() == Path("data").resolve()
 
 
 def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) -> Path | None:

@@ -15,8 +15,8 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,9 +50,12 @@ from gpt2small_hf.runs import (
     UsageError,
     disk_is_full,
     finite,
+    locked,
     made_by,
     read_json,
     read_jsonl,
+    remove,
+    remove_if_empty,
     whole,
     write_json,
     write_jsonl,
@@ -84,6 +87,7 @@ from gpt2small_hf.training.resume import (
     begin_branch,
     check_folder,
     is_last,
+    is_prepared_text,
     steps_of_branch,
     where_to_begin,
     whole_checkpoints,
@@ -97,19 +101,63 @@ def train(args: Arguments) -> RunFolder:
     Raises: UsageError for anything a user can fix, before the first step; RunStoppedError when training cannot go on;
         RunInterruptedError when a signal ended it.
     """
+    check_launch(args)
+    run = RunFolder(args.run.output_dir)
+    check_folder(run, args)
     with ExitStack() as stack:
         if args.trainer.process_index > 0:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
-        return _train(args)
+        said_by_first(lambda: stack.enter_context(opened(run, look_only=args.run.preflight_only)))
+        return _train(args, run)
 
 
-def _train(args: Arguments) -> RunFolder:
+def check_launch(args: Arguments) -> None:
+    """Raise: UsageError if a launcher started several processes, and the Trainer takes each for the only one."""
+    n_launched, n_known = int(os.environ.get("WORLD_SIZE", "1")), args.trainer.world_size
+    if n_launched in (1, n_known):
+        return
+    if dist.is_initialized():
+        dist.barrier()  # or the launcher may end rank 0, which prints the error, because another was first to exit
+    raise UsageError(
+        f"{n_launched} processes were launched (WORLD_SIZE), but each would train alone. Without a GPU, add --use_cpu. "
+        "To train in one process, run python train.py without a launcher."
+    )
+
+
+@contextmanager
+def opened(run: RunFolder, *, look_only: bool) -> Iterator[None]:
+    """Create the run folder and keep other trainings out of it until this one ends; only look at it if `look_only`.
+
+    Folders that are still empty at the end are removed again, if they were created here.
+
+    Raises: UsageError if another process trains in the folder.
+    """
+    created = [folder for folder in (run.checkpoints, run.root) if not folder.exists()]  # the Trainer makes both, too
+    try:
+        if look_only:
+            yield
+            return
+        run.root.mkdir(parents=True, exist_ok=True)
+        refusal = f"another process trains in {run.root}. Wait for its end, or choose another folder with --output_dir."
+        with locked(run.lock, refusal):
+            restore(run)
+            try:
+                yield
+            finally:
+                if run.checkpoints in created:
+                    remove_if_empty(run.checkpoints)
+                if [*run.root.glob("*")] == [run.lock]:
+                    run.lock.unlink()
+    finally:
+        for folder in created:
+            remove_if_empty(folder)
+
+
+def _train(args: Arguments, run: RunFolder) -> RunFolder:
     began = time.perf_counter()
     logging.disable_progress_bar()  # the run has its own; a bar a saved file would push it off the screen
     if args.run.num_threads is not None:
         torch.set_num_threads(args.run.num_threads)
-    run = RunFolder(args.run.output_dir)
-    check_folder(run, args)
     material = gather(args)
     rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
     chats = isinstance(rows, ChatDataset)
@@ -138,6 +186,8 @@ def _train(args: Arguments) -> RunFolder:
     if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
         checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
     if run.finished and not args.run.overwrite and not args.run.preflight_only:
+        if first:
+            shutil.rmtree(run.former, ignore_errors=True)  # killed before it was removed
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
     model = material.build()
@@ -185,10 +235,6 @@ def _train(args: Arguments) -> RunFolder:
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
-    if first:
-        for folder in (run.checkpoints, run.root):  # the Trainer makes them, and the run is not begun yet
-            if folder.exists() and not any(folder.iterdir()):
-                folder.rmdir()
     if checkpoint is None:
         said_by_first(lambda: inspect(trainer, args, material, tokens_per_step))
     if args.run.preflight_only:
@@ -334,18 +380,42 @@ def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any], mate
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
     """
     recipe, made = recipe_text(args.recipe, ALTERNATIVES), made_by([args.recipe])
-    if args.run.overwrite and run.root.exists():
-        if run.former.exists():  # this is a run that did not finish, over one that may have
-            shutil.rmtree(run.root)
-        else:
-            run.root.rename(run.former)
-    run.root.mkdir(parents=True, exist_ok=True)
+    if args.run.overwrite:
+        set_aside(run)
     with whole(run.recipe) as temporary:
         temporary.write_text(recipe, encoding="utf-8")
     first = range(min(ROWS_TO_LOOK_AT, len(material.rows)))
     with whole(run.first_rows) as temporary:
         temporary.write_text(as_text(material.rows, material.tokenizer, first), encoding="utf-8")
     write_json(run.resolved, {**settings, "made_by": made})
+
+
+def set_aside(run: RunFolder) -> None:
+    """Move the run that is in the folder to `former/`. It replaces an earlier one there only if it is finished."""
+    if run.former.exists() and not run.finished:
+        for path in contents(run):
+            remove(path)
+        return
+    shutil.rmtree(run.former, ignore_errors=True)
+    run.former_incomplete.mkdir()
+    for path in contents(run):
+        path.rename(run.former_incomplete / path.name)
+    run.former_incomplete.rename(run.former)
+
+
+def restore(run: RunFolder) -> None:
+    """Put back what `set_aside` had moved when it was killed."""
+    if run.former_incomplete.exists():
+        for path in run.former_incomplete.iterdir():
+            path.replace(run.root / path.name)
+        run.former_incomplete.rmdir()
+
+
+def contents(run: RunFolder) -> list[Path]:
+    """The files and folders of a run, `resolved.json` last: without it the folder is not known as a run's."""
+    apart = (run.lock, run.former, run.former_incomplete)
+    found = (path for path in run.root.iterdir() if path not in apart and not is_prepared_text(path))
+    return sorted(found, key=lambda path: path == run.resolved)
 
 
 # ---- after the last step -----------------------------------------------------------------------------------------

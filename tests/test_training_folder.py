@@ -1,0 +1,237 @@
+"""The run folder: one training at a time, any empty folder, and no moment at which a kill blocks or loses a run."""
+
+import importlib
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import REPOSITORY, run_train, tiny_words
+from test_training_resume import die_at_call
+
+from gpt2small_hf import runs
+from gpt2small_hf.runs import RunFolder, UsageError, locked, read_jsonl, sha256
+from gpt2small_hf.training.trainer import LanguageModelTrainer
+
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["test_training_folder"])
+
+RUN, RUNS = "gpt2small_hf.training.run", "gpt2small_hf.runs"
+SHORT = ("--max_steps", "2", "--eval_strategy", "no")
+
+
+def weights(folder: RunFolder | Path) -> str:
+    return sha256((folder.model if isinstance(folder, RunFolder) else folder / "model") / "model.safetensors")
+
+
+# ---- several processes ------------------------------------------------------------------------------------------
+
+
+def test_launch_of_ranks_that_are_not_connected_is_refused_once(tmp_path):
+    words = [word for word in tiny_words(tmp_path, tmp_path / "run") if word != "--use_cpu"]
+    command = [sys.executable, str(REPOSITORY / "train.py"), *words]
+    environment = {**os.environ, "WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        environment["MASTER_PORT"] = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            command, cwd=tmp_path, env={**environment, "RANK": rank, "LOCAL_RANK": rank}, stderr=subprocess.PIPE
+        )
+        for rank in ("0", "1")
+    ]
+    said = [process.communicate(timeout=120)[1].decode() for process in ranks]
+    assert [process.returncode for process in ranks] == [2, 2], said
+    errors = [[line for line in lines.splitlines() if "[transformers]" not in line] for lines in said]
+    assert [len(lines) for lines in errors] == [1, 0]
+    assert errors[0][0].startswith("error: 2 processes were launched (WORLD_SIZE)")
+    assert "--use_cpu" in errors[0][0]
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "data").exists()
+
+
+def train_and_wait(words, at_step, connection):
+    """Train, and stop before a step until the parent kills this process."""
+    torch.set_num_threads(1)
+    step, calls = LanguageModelTrainer.training_step, []
+
+    def call(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == at_step:
+            connection.send("there")
+            connection.recv()
+        return step(self, *args, **kwargs)
+
+    LanguageModelTrainer.training_step = call
+    run_train(words)
+
+
+@pytest.mark.slow
+def test_run_folder_admits_one_training_until_it_is_killed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    alone = run_train(tiny_words(tmp_path, tmp_path / "alone"))
+    (tmp_path / "link").symlink_to("run")
+    parent, child = processes.Pipe()
+    # Its workers must not keep the lock of a process that was killed.
+    training = processes.Process(target=train_and_wait, args=([*words, "--dataloader_num_workers", "1"], 12, child))
+    training.start()
+    assert parent.recv() == "there"
+    branch = ("--branch_from", str(alone.checkpoints / "checkpoint-10"))
+    for more in ((), ("--overwrite",), ("--output_dir", "link"), ("--resume", "never"), branch):
+        with pytest.raises(UsageError, match="another process trains in"):
+            run_train([*words, *more])
+    run_train([*words, "--preflight_only"])
+    training.kill()
+    training.join()
+    assert weights(run_train(words)) == weights(alone)
+    steps = [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
+    assert steps == [5, 10, 15, 20]
+
+
+def test_lock_is_skipped_with_a_warning_where_the_file_system_has_none(tmp_path, monkeypatch, capsys):
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(*args):
+        raise OSError(37, "No locks available")  # as NFS without its lock daemon answers
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with locked(tmp_path / ".lock", "refused"):
+        assert "without locks" in capsys.readouterr().err
+
+
+# ---- folders that cannot be renamed -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["mount point", "working folder", "link"])
+def fixed_folder(request, tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty folder that cannot be removed or renamed, in a working folder of its own."""
+    folder = tmp_path / "place" / "folder"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    if request.param == "mount point":
+        if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "x", folder]).returncode:
+            pytest.skip("may not mount")
+        yield folder
+        subprocess.run(["umount", folder], check=True)
+    elif request.param == "working folder":
+        monkeypatch.chdir(folder)
+        yield Path()
+    else:
+        (tmp_path / "link").symlink_to(folder)
+        yield tmp_path / "link"
+
+
+@pytest.mark.slow
+def test_run_takes_any_empty_folder_and_overwrites_in_it(fixed_folder, tmp_path):
+    words = [*tiny_words(tmp_path, fixed_folder), *SHORT]
+    inode, is_link = fixed_folder.stat().st_ino, fixed_folder.is_symlink()
+    with pytest.raises(UsageError, match="multiple of num_attention_heads"):
+        run_train([*words, "--hidden_size", "17"])
+    run_train([*words, "--preflight_only"])
+    assert {path.name for path in fixed_folder.iterdir()} <= {"data"}
+    first = weights(run_train(words))
+    again = run_train([*words, "--seed", "7", "--overwrite"])
+    assert weights(again) != first
+    assert not again.former.exists()
+    run_train([*words, "--seed", "7"])  # finished
+    assert (fixed_folder.stat().st_ino, fixed_folder.is_symlink()) == (inode, is_link)
+
+
+# ---- killed -----------------------------------------------------------------------------------------------------
+
+
+def train_until(call, words):
+    torch.set_num_threads(1)
+    number, owner, name = call
+    die_at_call(number, importlib.import_module(owner) if isinstance(owner, str) else owner, name)
+    run_train(words)
+
+
+def kill_at(call, words):
+    process = processes.Process(target=train_until, args=(call, words))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory) -> tuple[Path, str]:
+    """A finished run of two steps and its weights. Not to be changed."""
+    place = tmp_path_factory.mktemp("short")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return place, weights(run_train([*tiny_words(place, place / "run"), *SHORT]))
+
+
+FIRST_MOMENTS = {
+    "before the lock": (1, RUN, "locked"),
+    "before the folder is opened": (1, RUN, "restore"),
+    "before the text is prepared": (1, RUN, "gather"),
+    "before the first file": (1, RUN, "begin_folder"),
+    "before the recipe has its name": (-3, RUNS, "put_in_place"),
+    "before the first rows have their name": (-2, RUNS, "put_in_place"),
+    "before resolved.json has its name": (-1, RUNS, "put_in_place"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", FIRST_MOMENTS)
+def test_run_killed_before_its_first_step_starts_again(moment, short_run, tmp_path, monkeypatch):
+    place, expected = short_run
+    shutil.copytree(place / "data", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), *SHORT]
+    number, owner, name = FIRST_MOMENTS[moment]
+    kill_at((4 + number if number < 0 else number, owner, name), words)
+    again = run_train(words)
+    assert weights(again) == expected
+    assert not [path for path in again.root.rglob("*") if runs.is_leftover(path)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "more"), [(1, ()), (2, ("--overwrite",)), (7, ())])
+def test_run_killed_while_another_steps_aside_loses_neither(number, more, short_run, tmp_path, monkeypatch):
+    place, expected = short_run
+    shutil.copytree(place, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT]  # the text's name is in its fingerprint
+    folder = RunFolder(tmp_path / "place" / "run")
+    kill_at((number, Path, "rename"), [*words, "--overwrite"])
+    kill_at((1, LanguageModelTrainer, "training_step"), [*words, "--overwrite"])
+    assert weights(folder.former) == expected
+    run_train([*words, *more])
+    assert weights(folder) == expected
+    assert not folder.former.exists()
+    assert not folder.former_incomplete.exists()
+
+
+@pytest.mark.slow
+def test_overwriting_twice_keeps_the_last_finished_run(short_run, tmp_path, monkeypatch):
+    place, _ = short_run
+    shutil.copytree(place, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT, "--overwrite"]
+    folder = RunFolder(tmp_path / "place" / "run")
+    kill_at((1, RUN, "draw_charts"), [*words, "--seed", "7"])  # it is finished, and the former one is still there
+    second = weights(folder)
+    for _ in range(2):
+        kill_at((1, LanguageModelTrainer, "training_step"), words)
+        assert weights(folder.former) == second
+
+
+@pytest.mark.slow
+def test_run_finished_and_killed_before_it_removed_the_former_one_removes_it(short_run, tmp_path, monkeypatch):
+    place, _ = short_run
+    shutil.copytree(place, tmp_path / "place")
+    monkeypatch.chdir(tmp_path / "place")
+    words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT, "--seed", "7"]
+    kill_at((1, RUN, "draw_charts"), [*words, "--overwrite"])
+    assert not run_train(words).former.exists()
