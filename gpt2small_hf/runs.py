@@ -194,12 +194,18 @@ class DataFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that prepares the set."""
-        return self.root.with_name(f".{self.root.name}.lock")
+        """Held by the process that prepares the set: beside the folder, or inside where one cannot be renamed."""
+        return self.root / ".lock" if self._is_fixed else self.root.with_name(f".{self.root.name}.lock")
 
     def unfinished(self) -> DataFolder:
-        """The sibling folder in which the set is built before it takes its name."""
-        return DataFolder(self.root.with_name(self.root.name + ".partial"))
+        """The folder in which the set is built before it takes its name: beside it, or inside as the lock."""
+        return DataFolder(
+            self.root / ".partial" if self._is_fixed else self.root.with_name(self.root.name + ".partial")
+        )
+
+    @property
+    def _is_fixed(self) -> bool:
+        return self.root.is_dir() and not is_replaceable(self.root)
 
 
 # ---- reading and writing ----------------------------------------------------------------------------------------
@@ -224,10 +230,11 @@ def whole(path: Path) -> Iterator[Path]:
         remove(temporary)
 
 
-def put_in_place(finished: Path, path: Path) -> None:
+def put_in_place(finished: Path, path: Path, *, is_filled_in_part: bool = False) -> None:
     """Give a finished file or folder its name. What had that name is replaced.
 
-    A folder that cannot be renamed is emptied and filled; the file that marks it as complete goes first and comes last.
+    A folder that cannot be renamed is emptied and filled, each time the file last that marks it as complete. A call
+    that was killed after the first part is repeated with `is_filled_in_part`.
     """
     if not path.is_dir():
         finished.replace(path)
@@ -238,8 +245,8 @@ def put_in_place(finished: Path, path: Path) -> None:
         finished.rename(path)
         shutil.rmtree(aside)
     else:
-        for old in sorted(path.iterdir(), key=_marks_complete, reverse=True):
-            if old != finished:
+        for old in [] if is_filled_in_part else sorted(path.iterdir(), key=_marks_complete):
+            if old != finished and old.name != ".lock":
                 remove(old)
         for new in sorted(finished.iterdir(), key=_marks_complete):
             new.rename(path / new.name)

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -145,6 +145,25 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         return run_train(tiny_words(place, place / "runs" / "short"))
+
+
+@pytest.fixture(params=["mount point", "working folder", "link"])
+def fixed_folder(request, tmp_path, monkeypatch) -> Iterator[Path]:
+    """An empty folder that cannot be removed or renamed, in a working folder of its own."""
+    folder = tmp_path / "place" / "folder"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    if request.param == "mount point":
+        if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "x", folder]).returncode:
+            pytest.skip("may not mount")
+        yield folder
+        subprocess.run(["umount", folder], check=True)
+    elif request.param == "working folder":
+        monkeypatch.chdir(folder)
+        yield Path()
+    else:
+        (tmp_path / "link").symlink_to(folder)
+        yield tmp_path / "link"
 
 
 CHAT_CONTEXT = 128

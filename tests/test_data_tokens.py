@@ -1,7 +1,10 @@
 """`python -m gpt2small_hf prepare`: what it makes, finds again, resumes and refuses."""
 
+import importlib
 import json
+import multiprocessing
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -16,6 +19,7 @@ import pytest
 import torch
 from conftest import SHARED_DATA, needs_shared_data
 from safetensors.torch import save_file
+from test_training_resume import die_at_call
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -299,6 +303,60 @@ def test_a_folder_in_the_way_is_left_alone(text: Path):
     with pytest.raises(UsageError, match=r"set\.partial is in the way and was not made by prepare"):
         prepare("--text", text, "--vocab_size", "300", "--output_dir", "set")
     assert Path("set.partial", "precious").exists()
+
+
+def test_any_empty_folder_is_prepared_in_and_replaced_in(fixed_folder: Path, tmp_path: Path):
+    text = tmp_path / "text.txt"
+    text.write_text("Every effort moves you forward.\n" * 99)
+    inode = fixed_folder.stat().st_ino
+    for size in ("300", "290"):
+        words = ("--text", text, "--validation_fraction", "0", "--vocab_size", size)
+        expected = prepare(*words, "--output_dir", tmp_path / size)
+        prepare(*words, "--output_dir", fixed_folder, "--overwrite")
+        assert files_of(fixed_folder) == files_of(expected)
+        prepare(*words, "--output_dir", fixed_folder)  # it is known again
+    assert {path.name for path in fixed_folder.iterdir()} == {path.name for path in expected.iterdir()}
+    assert fixed_folder.stat().st_ino == inode
+
+
+def prepare_until(number: int, owner: str, name: str, words: list[str]) -> None:
+    die_at_call(number, pathlib.Path if owner == "Path" else importlib.import_module(owner), name)
+    main(words)
+
+
+PREPARE_MOMENTS = {
+    "before progress.json has its name": (1, "gpt2small_hf.runs", "put_in_place"),
+    "before the tokenizer has its name": (2, "gpt2small_hf.runs", "put_in_place"),
+    "before meta.json has its name": (3, "gpt2small_hf.runs", "put_in_place"),
+    "before the set has its name": (1, "gpt2small_hf.data.tokens", "put_in_place"),
+    "while the set that it replaces is removed": (1, "gpt2small_hf.data.tokens", "discard"),
+    "between two files of the set": (3, "Path", "rename"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["new", "link"])
+@pytest.mark.parametrize("moment", PREPARE_MOMENTS)
+def test_preparation_killed_at_any_moment_is_finished_by_the_same_command(text: Path, moment: str, place: str):
+    words = ["--text", str(text), "--validation_fraction", "0.2", "--vocab_size", "300"]
+    expected = files_of(prepare(*words, "--output_dir", "expected"))
+    if place == "link":
+        Path("real").mkdir()
+        Path("set").symlink_to("real")
+    words += ["--output_dir", "set", "--overwrite"]
+    if "replaces" in moment:
+        DataFolder(Path("set")).unfinished().root.mkdir()
+        DataFolder(Path("set")).unfinished().progress.write_text('{"fingerprint": "another"}')
+    elif place == "link":
+        prepare("--text", text, "--vocab_size", "290", "--output_dir", "set")
+    process = multiprocessing.get_context("forkserver").Process(
+        target=prepare_until, args=(*PREPARE_MOMENTS[moment], words)
+    )
+    process.start()
+    process.join(120)
+    assert process.exitcode == (0 if (moment, place) == ("between two files of the set", "new") else -signal.SIGKILL)
+    assert files_of(prepare(*words)) == expected
+    assert not DataFolder(Path("set")).unfinished().root.exists()
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -108,25 +107,6 @@ def test_lock_is_skipped_with_a_warning_where_the_file_system_has_none(tmp_path,
 
 
 # ---- folders that cannot be renamed -----------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["mount point", "working folder", "link"])
-def fixed_folder(request, tmp_path, monkeypatch) -> Iterator[Path]:
-    """An empty folder that cannot be removed or renamed, in a working folder of its own."""
-    folder = tmp_path / "place" / "folder"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    if request.param == "mount point":
-        if not shutil.which("mount") or subprocess.run(["mount", "-t", "tmpfs", "x", folder]).returncode:
-            pytest.skip("may not mount")
-        yield folder
-        subprocess.run(["umount", folder], check=True)
-    elif request.param == "working folder":
-        monkeypatch.chdir(folder)
-        yield Path()
-    else:
-        (tmp_path / "link").symlink_to(folder)
-        yield tmp_path / "link"
 
 
 @pytest.mark.slow

@@ -42,7 +42,10 @@ def already_made(
     Raises: UsageError saying what differs if it holds another set, or no set at all.
     """
     if not folder.meta.exists():
-        if folder.root.is_dir() and not any(folder.root.iterdir()):
+        unfinished = folder.unfinished().root
+        if folder.root.is_dir() and (unfinished.parent == folder.root and unfinished.exists()):
+            return False  # moved to its place in part, perhaps
+        if folder.root.is_dir() and not any(path != folder.lock for path in folder.root.iterdir()):
             return False
         raise UsageError(f"{folder.root} exists and is not a prepared set. Choose another with --output_dir.")
     meta = read_meta(folder.root)

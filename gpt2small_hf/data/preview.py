@@ -157,7 +157,7 @@ def _apart(words: list[str]) -> list[str]:
 
 def _is_prepared(name: str) -> bool:
     data = DataFolder(Path(name).expanduser())
-    return data.meta.is_file() or (not data.root.exists() and bool(data.root.name) and data.unfinished().root.exists())
+    return data.meta.is_file() or (bool(data.root.name) and not data.root.exists() and data.unfinished().root.exists())
 
 
 def _open_text(

@@ -12,10 +12,9 @@ import hashlib
 import json
 import math
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
@@ -41,9 +39,12 @@ from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import (
     DataFolder,
     UsageError,
+    is_leftover,
+    locked,
     made_by,
     put_in_place,
     read_json,
+    remove,
     sha256,
     whole,
     write_json,
@@ -88,23 +89,26 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     inputs = describe_inputs(args, sources, tokenizer)
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     folder = DataFolder(output_dir or Path("data") / f"{short_name(args)}-{fingerprint[:8]}")
-    if not folder.root.name:
-        raise UsageError(f"--output_dir {folder.root} has no name of its own. Name a folder: data/NAME.")
     if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
         print(f"{folder.root} is already prepared from the same inputs.")
         return folder.root
     with alone(folder):
         unfinished = folder.unfinished()
-        state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
-        try:
-            meta = build(args, sources, tokenizer, unfinished, state)
-        except BaseException:
-            if not state["batches"]:  # nothing is on record to go on from
-                shutil.rmtree(unfinished.root)
-            raise
-        write_json(unfinished.meta, meta | {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by()})
-        unfinished.progress.unlink()
-        put_in_place(unfinished.root, folder.root)
+        built = is_built(unfinished, fingerprint)
+        if built:  # killed before it got its name
+            meta = read_json(unfinished.meta)
+        else:
+            state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
+            try:
+                meta = build(args, sources, tokenizer, unfinished, state)
+            except BaseException:
+                if not state["batches"]:  # nothing is on record to go on from
+                    discard(unfinished)
+                raise
+            meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by()}
+            write_json(unfinished.meta, meta)
+        unfinished.progress.unlink(missing_ok=True)
+        put_in_place(unfinished.root, folder.root, is_filled_in_part=built and not folder.meta.exists())
     print(summary(folder, meta))
     return folder.root
 
@@ -115,17 +119,14 @@ def alone(folder: DataFolder) -> Iterator[None]:
 
     Raises: UsageError if one is in it already.
     """
-    folder.lock.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.lock, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise UsageError(f"another process is preparing {folder.root}. Wait for it, or choose --output_dir.") from None
-    try:
-        yield
-    finally:
-        lock.release()
-        folder.lock.unlink(missing_ok=True)
+    path = folder.lock
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path, f"another process is preparing {folder.root}. Wait for it, or choose --output_dir."):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows keeps a file that is open
+                path.unlink()
 
 
 def short_name(args: PrepareArguments) -> str:
@@ -216,14 +217,26 @@ def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) ->
                 f"{folder.root} is half a set from other inputs. The command that began it finishes it; "
                 "--overwrite gives it up; or choose another --output_dir."
             )
-    elif folder.root.exists() and any(folder.root.iterdir()) and not folder.meta.exists():
+    elif folder.root.exists() and not folder.meta.exists() and not all(map(is_leftover, folder.root.iterdir())):
         raise UsageError(f"{folder.root} is in the way and was not made by prepare. Move it, or choose --output_dir.")
     if folder.root.exists():
-        shutil.rmtree(folder.root)
+        discard(folder)
     folder.root.mkdir(parents=True)
     state = {**same, "batches": 0, "splits": {}}
     write_json(folder.progress, state)
     return state
+
+
+def discard(folder: DataFolder) -> None:
+    """Remove an unfinished set, last the file that says whose it is."""
+    for path in sorted(folder.root.iterdir(), key=lambda path: path in (folder.progress, folder.meta)):
+        remove(path)
+    folder.root.rmdir()
+
+
+def is_built(folder: DataFolder, fingerprint: str) -> bool:
+    """Whether a preparation from the same inputs has everything but its name."""
+    return folder.meta.exists() and read_meta(folder.root)["fingerprint"] == fingerprint
 
 
 def documents_of(sources: list[Source]) -> Iterator[Document]:
