@@ -107,7 +107,7 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
         recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
         raise UsageError(f"Cannot read the recipe {path} ({error.strerror}). Recipes lie in examples/.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if recipe is None:
         return {}

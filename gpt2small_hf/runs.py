@@ -368,13 +368,25 @@ def write_json(path: Path, value: Any) -> None:
         )
 
 
+def parse_json(text: str) -> Any:
+    """`json.loads`, whose error is a JSONDecodeError also for integers and nesting beyond Python's limits."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise json.JSONDecodeError("it is nested too deeply", text, 0) from None
+    except ValueError as error:
+        if isinstance(error, json.JSONDecodeError):
+            raise
+        raise json.JSONDecodeError("an integer has too many digits", text, 0) from None
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises: UsageError naming the file when it is missing or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist. Check the folder's name.") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:

@@ -2,6 +2,8 @@
 
 import copy
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -559,11 +561,37 @@ CHATML_IN_WORDS = CHATML.replace("eos_token", "'<|im_end|>'")
         ),
         ("{{ raise_exception('No\nsuch chat') }}" + CHATML, r"cannot render a chat: No such chat"),
         ("{{ 1 + 'one' }}" + CHATML, r"cannot render a chat: unsupported operand"),
+        ("{{ 1 / (messages|length - 2) / (messages|length - 4) }}" + CHATML, r"cannot render a chat: float division"),
+        ("{% for n in range(10**9) %}{% endfor %}" + CHATML, r"cannot render a chat: .*too big"),
+        ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}" + CHATML, r"cannot render a chat: .*recursion"),
+        ("{{ '\\ud800' }}" + CHATML, r"cannot render a chat: .*surrogates not allowed"),
     ],
 )
 def test_a_template_that_a_model_cannot_learn_from_is_one_line(template: str, message: str):
     with refused(message):
         set_template(copy.deepcopy(trained()), template)
+
+
+def test_a_template_that_does_not_end_is_one_line():
+    code = """
+import sys
+from gpt2small_hf.data import chat
+from gpt2small_hf.runs import open_door
+chat.RENDER_SECONDS = 1
+endless = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}"
+sys.exit(open_door(lambda: chat.find_template(endless + chat.CHATML, None)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert done.stderr == "error: the chat template takes more than 1 s for a chat. Correct it.\n"
+
+
+def test_a_chat_that_the_template_cannot_render_is_named():
+    tokenizer = copy.deepcopy(trained())
+    set_template(tokenizer, "{% if messages[0].content == 'boom' %}{{ 1 / 0 }}{% endif %}" + CHATML)
+    chats = [[{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}] for text in ("a", "boom")]
+    with refused("division by zero. The chat begins with 'boom'"):
+        encode(tokenizer, chats)
 
 
 def test_chatml_written_in_words_is_learned_from_once_its_markers_are_tokens():

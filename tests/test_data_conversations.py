@@ -449,6 +449,20 @@ def test_half_a_line_is_left_out_and_counted_too(tmp_path: Path, other: str):
     assert numbers(read(f"{path}[:2]", validation=[other])["train"]) == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("row", "message"), [("9" * 5000, "an integer has too many digits"), ("[" * 10**5, "it is nested too deeply")]
+)
+def test_json_beyond_pythons_limits_is_named_and_left_out(tmp_path: Path, other: str, row: str, message: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(OTHER)}\n{row}\n")
+    with refused(rf"rows\.jsonl, line 2 is not JSON \({message}\)"):
+        read(path, validation=[other])
+    assert read(path, validation=[other], skip_bad_rows=True)["train"].sources[0]["unreadable"] == 1
+    path.with_suffix(".json").write_text(f"[{row}")
+    with refused(rf"rows\.json is not JSON \({message}\)"):
+        read(path.with_suffix(".json"), validation=[other])
+
+
 def test_nothing_but_bad_rows_is_one_line_with_the_first(tmp_path: Path, other: str):
     path = save(tmp_path / "rows.jsonl", [{"messages": []}, {"question": "q"}])
     with refused(r"^none of the 2 rows of .*rows\.jsonl is a conversation; the first: .*line 1 has no turns"):

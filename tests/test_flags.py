@@ -99,6 +99,8 @@ def test_a_mistake_names_the_remedy(words, message):
     [
         ("- a\n- b\n", "is not a recipe"),
         ("a: [1\n", "is not valid YAML"),
+        (f"seed: {'9' * 5000}\n", "is not valid YAML"),
+        (f"a: {'[' * 5000}\n", "is not valid YAML"),
         (None, "Cannot read the recipe"),
         ("1: 2\n", "1 is not the name of a flag"),
         ("a: 1\na: 2\n", "a stands twice"),

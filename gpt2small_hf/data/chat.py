@@ -6,9 +6,11 @@ So a model is trained on what it is asked with later: `pipeline`, servers and TR
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jinja2
 import numpy as np
@@ -67,6 +69,8 @@ MARKER = re.compile(r"<\|[^|<>{}'\"\s]+\|>|\[/?[A-Z][A-Z_]*\]|<</?[A-Z]+>>|</?s>
 GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 KNOWS_INPUT = re.compile(r"\w\.input\b|\[\s*(['\"])input\1\s*\]|\bget\(\s*(['\"])input\2")
 BATCH = 1000
+RENDER_SECONDS = 10
+T = TypeVar("T")
 
 LOSS_ON = ("assistant", "last", "all")
 
@@ -98,10 +102,12 @@ def find_template(template: str | None, tokenizer: PreTrainedTokenizerFast) -> s
             f"--template {template} is no name ({', '.join(TEMPLATES)}), no file and no Jinja. Give one of these."
         )
     try:
-        render_jinja_template([[{"role": "user", "content": ""}]], chat_template=source)
+        within(RENDER_SECONDS, lambda: render_jinja_template([[{"role": "user", "content": ""}]], chat_template=source))
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"the chat template is no Jinja: {' '.join(str(error).split())}. Correct it.") from None
-    except (jinja2.TemplateError, TypeError, ValueError):
+    except TimeoutError:
+        raise UsageError(f"the chat template takes more than {RENDER_SECONDS} s for a chat. Correct it.") from None
+    except Exception:  # any that the template's own code raises
         pass  # it may well want another chat or the tokenizer's tokens; `stop_tokens` tries that
     if not GENERATION.search(source):
         raise UsageError(
@@ -154,11 +160,8 @@ def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
         {"role": "assistant", "content": "Reply"},
     ]
     source = str(tokenizer.chat_template)
-    try:
-        text, spans = render(tokenizer, [chat])[0]
-        prompt, _ = render(tokenizer, [chat[:1]], add_generation_prompt=True)[0]
-    except (jinja2.TemplateError, TypeError, ValueError) as error:
-        raise UsageError(f"the chat template cannot render a chat: {' '.join(str(error).split())}.") from None
+    text, spans = render(tokenizer, [chat])[0]
+    prompt, _ = render(tokenizer, [chat[:1]], add_generation_prompt=True)[0]
     said = [text[start:end] for start, end in spans]
     if len(said) != 2 or "Answer" not in said[0] or "Reply" not in said[1]:
         raise UsageError(
@@ -259,20 +262,61 @@ def render(
 ) -> list[tuple[str, list[tuple[int, int]]]]:
     """The text of each conversation, and where in it the assistant speaks: pairs of characters, end excluded.
 
-    Raises: jinja2.TemplateError and others that the template itself may raise.
+    Raises: UsageError if the template raises an error, gives text that UTF-8 cannot spell, or does not end.
     """
     source = str(tokenizer.chat_template)
     # Alpaca's rows have an input beside the instruction; few templates know of it.
     if not KNOWS_INPUT.search(source):
         chats = [[_joined(message) for message in chat] for chat in chats]
-    texts, spans = render_jinja_template(
-        [list(chat) for chat in chats],
-        chat_template=source,
-        return_assistant_tokens_mask=True,
-        add_generation_prompt=add_generation_prompt,
-        **tokenizer.special_tokens_map,  # pyright: ignore[reportArgumentType]
-    )
-    return list(zip(texts, spans, strict=True))  # pyright: ignore[reportReturnType]
+
+    def work() -> Any:
+        return render_jinja_template(
+            [list(chat) for chat in chats],
+            chat_template=source,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=add_generation_prompt,
+            **tokenizer.special_tokens_map,  # pyright: ignore[reportArgumentType]
+        )
+
+    try:
+        texts, spans = within(RENDER_SECONDS + len(chats) / 10, work)
+        "".join(texts).encode()
+    except Exception as error:  # any that the template's own code raises: it is the user's
+        if len(chats) > 1 and not isinstance(error, TimeoutError):  # find the chat
+            return [render(tokenizer, [chat], add_generation_prompt=add_generation_prompt)[0] for chat in chats]
+        reason, begin = " ".join(str(error).split()) or type(error).__name__, chats[0][0]["content"][:30]
+        raise UsageError(
+            f"the chat template cannot render a chat: {reason}. The chat begins with {begin!r}. Correct the template "
+            "or remove the chat."
+        ) from None
+    return list(zip(texts, spans, strict=True))
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, which may not take longer: a template can loop for ever.
+
+    It runs in a thread, which cannot be stopped but ends with the process. Signals would need the main thread, and
+    Windows has none that interrupt.
+
+    Raises: TimeoutError, and what `work` raises.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"it takes more than {seconds:,.0f} s")
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def _joined(message: Message) -> Message:

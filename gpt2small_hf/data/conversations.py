@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpt2small_hf.data.documents import first_line, names
-from gpt2small_hf.runs import UsageError, sha256
+from gpt2small_hf.runs import UsageError, parse_json, sha256
 
 Message: TypeAlias = dict[str, str]
 """`role` (system, user or assistant) and `content`; of Alpaca's rows also `input`."""
@@ -252,19 +252,18 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
             continue
         where = f"{path}, line {number:,}"
         try:
-            yield where, json.loads(line)
+            yield where, parse_json(line)
         except json.JSONDecodeError as error:
             yield where, UsageError(f"{where} is not JSON ({error.msg}). Correct or remove the line.")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
-        rows = json.loads(_text_of(path))
+        rows = parse_json(_text_of(path))
     except json.JSONDecodeError as error:
         hint = " (one row a line is .jsonl)" if error.msg == "Extra data" else ""
-        raise UsageError(
-            f"{path}, line {error.lineno:,} is not JSON ({error.msg}). Correct the file, or rename it{hint}."
-        ) from None
+        where = f"{path}, line {error.lineno:,}" if error.pos else path
+        raise UsageError(f"{where} is not JSON ({error.msg}). Correct the file, or rename it{hint}.") from None
     if not isinstance(rows, list):
         raise UsageError(f"{path} holds a {type(rows).__name__}, not a list of rows. Save it as [row, row, …].")
     return ((f"{path}, item {number:,}", row) for number, row in enumerate(rows))

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.runs import UsageError, parse_json
 
 BLOCK_BYTES = 1 << 20
 BLOCK_TOKENS = 1 << 18
@@ -84,7 +84,7 @@ def read_jsonl(meter: Meter, *, path: Path, column: str, errors: str) -> Iterato
             if not text.strip():
                 continue
             try:
-                row = json.loads(text)
+                row = parse_json(text)
             except json.JSONDecodeError as error:
                 raise UsageError(f"{where} is not JSON ({error.msg}). Correct or remove the line.") from None
             if not isinstance(row, dict) or column not in row:

@@ -7,7 +7,6 @@ transformers' `TrainingArguments`; only what belongs to a run as a whole is decl
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 from argparse import SUPPRESS
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -24,7 +23,7 @@ from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS
 from gpt2small_hf.data.packing import PACKINGS
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.runs import RunFolder, UsageError
+from gpt2small_hf.runs import RunFolder, UsageError, parse_json
 from gpt2small_hf.training.optimizers import MUON
 from gpt2small_hf.training.schedules import DEEPSEEK_STEPS, WITHOUT_WARMUP, filled_in, rates
 
@@ -284,7 +283,7 @@ class TrainerArguments(TrainingArguments):
             )
         if isinstance(self.lr_scheduler_kwargs, str):
             try:
-                self.lr_scheduler_kwargs = json.loads(self.lr_scheduler_kwargs)
+                self.lr_scheduler_kwargs = parse_json(self.lr_scheduler_kwargs)
             except ValueError as error:
                 raise UsageError(f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} is no JSON ({error}).") from None
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -31,7 +30,7 @@ from gpt2small_hf.flags import as_flags
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, parse_json, sha256
 from gpt2small_hf.training.arguments import OF_A_BASE, Arguments, TrainerArguments
 
 STEPS_PER_EPOCH = 10
@@ -358,7 +357,7 @@ def find_base(name: str) -> Base:
     assert described is not None
     assert weights is not None
     try:
-        kind = json.loads(Path(described).read_text(encoding="utf-8")).get("model_type")
+        kind = parse_json(Path(described).read_text(encoding="utf-8")).get("model_type")
     except (ValueError, AttributeError):
         raise UsageError(f"{described} is not a model's config.json. Make the folder again.") from None
     if kind != GPT2SmallConfig.model_type:
