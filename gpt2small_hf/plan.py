@@ -36,7 +36,13 @@ class PlanArguments:
     n_devices: int | None = field(
         default=None, metadata={"help": "How many of them. Unset: as many as are found here."}
     )
-    mfu: float = field(default=0.4, metadata={"help": "Share of the device's peak that the run is expected to make."})
+    mfu: float | None = field(
+        default=None,
+        metadata={
+            "help": "Share of the device's peak that the run is expected to make. Unset: what the reference series "
+            "measured on this device and in this precision, or the range that it measured on others."
+        },
+    )
 
     def __post_init__(self) -> None:
         if self.device_name is not None and budget.find_device(self.device_name) is None:
@@ -45,7 +51,7 @@ class PlanArguments:
             )
         if self.n_devices is not None and self.n_devices < 1:
             raise UsageError(f"--n_devices is {self.n_devices}. Give 1 or more, or leave it out.")
-        if not 0 < self.mfu <= 1:
+        if self.mfu is not None and not 0 < self.mfu <= 1:
             raise UsageError(f"--mfu is {self.mfu:g}. Give a share above 0, up to 1.")
 
 
@@ -121,7 +127,7 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
     if args.run.init_from is not None:  # the rules are of training from initial weights
         return "\n".join(lines)
-    return "\n".join([*lines, "", advice(n, seen, rows, seq_len, args)])
+    return "\n".join([*lines, "", advice(config, seen, rows, seq_len, args)])
 
 
 def for_training(words: list[str]) -> list[str]:
@@ -157,8 +163,22 @@ def time_needed(flops: float, plan: PlanArguments, n_devices: int, precision: st
     peak = budget.peak_flops(known, precision)
     if peak is None:
         return f"unknown: the {known} does not compute in {precision}. Take --fp16, or neither it nor --bf16 and --tf32"
-    hours = flops / (peak * plan.mfu * n_devices) / 3600
-    return f"{hours:.1f} h on {n_devices} x {known} at {plan.mfu:.0%} of {peak / 1e12:,.4g} TFLOP/s in {precision}"
+    hours = flops / (peak * n_devices) / 3600  # at 100 %
+    where, of_peak = f"on {n_devices} x {known}", f"of {peak / 1e12:,.4g} TFLOP/s in {precision}"
+    measured = budget.measured_mfu(precision)
+    low, high = min(measured.values()), max(measured.values())
+    if plan.mfu is not None:
+        said = f"{hours / plan.mfu:.1f} h {where} at {plan.mfu:.0%} {of_peak}"
+        if known in measured:
+            said += f" (measured by the reference series: {measured[known]:.0%}, {hours / measured[known]:.1f} h)"
+        return said
+    if known in measured:
+        share = measured[known]
+        return f"{hours / share:.1f} h {where} at {share:.0%} {of_peak}, as the reference series measured there"
+    span = f"{hours / high:.1f} to {hours / low:.1f} h" if high > low else f"{hours / low:.1f} h"
+    shares = f"{high:.0%} to {low:.0%}" if high > low else f"{low:.0%}"
+    others = " and ".join(measured)
+    return f"{span} {where} at {shares} {of_peak}, as the reference series measured on {others}; --mfu sets it"
 
 
 def disk_needed(n_parameters: int, steps: int, args: Arguments, one_pass: budget.Pass | None) -> str:
@@ -174,19 +194,23 @@ def amount(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
-def advice(n: budget.Sizes, tokens: int, rows: int, seq_len: int, args: Arguments) -> str:
+def advice(config: GPT2SmallConfig, tokens: int, rows: int, seq_len: int, args: Arguments) -> str:
     """The recipe's values beside those of rules of thumb, as a table. Nothing follows the advice by itself."""
-    C = 6 * n.total * tokens
-    per_parameter = tokens / n.total
+    C, N = budget.deepseek_flops(config, seq_len, tokens), budget.sizes(config).total
     rate, batch = args.trainer.learning_rate, rows * seq_len
-    decay = budget.cerebras_weight_decay(batch, rate, tokens, per_parameter)
-    by_rows = budget.cerebras_batch_rows(tokens) * 2048
+    tau = budget.cerebras_timescale(tokens / N)
+    decay = budget.cerebras_weight_decay(batch, rate, tokens, tokens / N)
+    n_rows = budget.cerebras_batch_rows(tokens)
     lines = [
         ["learning rate: 0.3118·C^-0.1250 (DeepSeek)", f"{rate:.2e}", f"{budget.deepseek_learning_rate(C):.2e}"],
         ["tokens a step: 0.2920·C^0.3271 (DeepSeek)", f"{batch:,}", f"{budget.deepseek_batch_tokens(C):,.0f}"],
-        ["tokens a step: 0.0306·D^0.383 rows of 2,048 (Power Lines)", f"{batch:,}", f"{by_rows:,.0f}"],
+        ["tokens a step: 0.0306·D^0.383 rows (Power Lines)", f"{batch:,}", f"{n_rows * 2048:,.0f}"],
         ["weight decay: B/(lr·D·tau) (Power Lines)", f"{args.trainer.weight_decay:.3g}", f"{decay:.3g}"],
     ]
-    tau = budget.cerebras_timescale(per_parameter)
-    where = f"C = 6·N·D = {C:.2e} FLOPs, D = {tokens:,} tokens, tau = 1.084·(D/N)^-0.527 = {tau:.3f}; N all parameters"
-    return f"{console_table(['rules of thumb', 'recipe', 'rule'], lines)}\n{where}"
+    notes = [
+        f"C = {C:.2e} FLOPs, without embeddings and head: (72·L·d² + 12·L·d·T)·D",
+        f"D = {tokens:,} tokens, N = {N:,} parameters (all), tau = 1.084·(D/N)^-0.527 = {tau:.3f}",
+        f"B = {batch:,} tokens a step of the recipe, lr its learning rate",
+        f"Power Lines: {n_rows:.1f} rows, of 2,048 tokens in its paper; of {seq_len:,}: {n_rows * seq_len:,.0f} tokens",
+    ]
+    return "\n".join([console_table(["rules of thumb", "recipe", "rule"], lines), *notes])

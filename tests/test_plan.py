@@ -28,7 +28,11 @@ def test_a_recipe_for_eight_gpus_is_planned_without_one(capsys):
     assert "0.6 h on 8 x A100 at 50% of 312 TFLOP/s in bfloat16" in shown
     # two checkpoints kept and one being written, of 12 bytes a parameter, and the model
     assert "6.1 GiB at most: 2 checkpoints of 1.8 GiB kept" in shown
-    assert "1.40e-03  1.52e-03" in shown
+    assert "1.40e-03  1.60e-03" in shown
+    assert "98,304   284,322" in shown
+    assert "C = 2.03e+18 FLOPs, without embeddings and head" in shown
+    assert "D = 3,260,252,160 tokens, N = 163,009,536 parameters (all), tau = 1.084·(D/N)^-0.527 = 0.224" in shown
+    assert "Power Lines: 134.7 rows, of 2,048 tokens in its paper; of 1,024: 137,910 tokens" in shown
     assert f"next: python train.py {FULL_SIZE} {' '.join(words)}\n" in shown
 
 
@@ -42,8 +46,34 @@ def test_a_recipe_for_eight_gpus_is_planned_without_one(capsys):
         ([], "T4", "unknown: the T4 does not compute in bfloat16. Take --fp16"),
     ],
 )
-def test_the_time_is_that_of_the_recipes_precision(words, device, said, capsys):
+def test_the_time_with_a_given_share_is_that_of_the_recipes_precision(words, device, said, capsys):
     main([FULL_SIZE, "--tokens", "3260252160", *words, "--device_name", device, "--n_devices", "8", "--mfu", "0.4"])
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "device", "said"),
+    [
+        # The series: 3 h 24 min, and 8.1 h in float32; 45 h and 71.9 h at its rates on one RTX 3090.
+        (
+            "baseline",
+            "8 A100",
+            "3.4 h on 8 x A100 at 9% of 312 TFLOP/s in float16, as the reference",
+        ),
+        ("float32", "8 A100", "8.1 h on 8 x A100 at 61% of 19.5 TFLOP/s in float32, as the reference"),
+        ("local-baseline", "1 RTX3090", "45.5 h on 1 x RTX 3090 at 24% of 71 TFLOP/s in float16, as the reference"),
+        (
+            "baseline",
+            "8 H100",
+            "0.4 to 1.1 h on 8 x H100 at 24% to 9% of 989 TFLOP/s in float16, as",
+        ),
+        ("baseline", "8 A100 0.5", "at 50% of 312 TFLOP/s in float16 (measured by the reference series: 9%, 3.4 h)"),
+    ],
+)
+def test_the_time_without_a_given_share_is_what_was_measured(recipe, device, said, capsys):
+    n_devices, name, *mfu = device.split()
+    words = [str(REPOSITORY / "examples" / "interventions" / f"{recipe}.yaml"), "--n_devices", n_devices]
+    main([*words, "--device_name", name, *(["--mfu", *mfu] if mfu else [])])
     assert said in capsys.readouterr().out
 
 

@@ -13,13 +13,17 @@ from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.training.budget import (
     PEAK_TFLOPS,
     PRECISIONS,
+    SERIES_FLOPS_A_TOKEN,
+    SERIES_TOKENS,
     cerebras_batch_rows,
     cerebras_timescale,
     cerebras_weight_decay,
     deepseek_batch_tokens,
+    deepseek_flops,
     deepseek_learning_rate,
     find_device,
     flops_per_token,
+    measured_mfu,
     one_pass,
     peak_flops,
     precision_of,
@@ -28,8 +32,6 @@ from gpt2small_hf.training.budget import (
     suggest_device,
     wanted_tokens,
 )
-
-SERIES_TOKENS = 3_260_252_160
 
 
 @pytest.mark.parametrize(
@@ -98,13 +100,29 @@ def test_a_pass_has_the_steps_and_rows_that_accelerate_deals_out(n_rows, size, a
 
 
 def test_rules_of_thumb_give_the_figures_that_were_published():
-    C = 6 * 163_009_536 * SERIES_TOKENS
-    assert deepseek_learning_rate(C) == pytest.approx(1.517e-3, rel=1e-3)
-    assert deepseek_batch_tokens(C) == pytest.approx(329_500, rel=1e-3)
+    config = GPT2SmallConfig()
+    C = deepseek_flops(config, 1024, SERIES_TOKENS)
+    assert C == (72 * 12 * 768**2 + 12 * 12 * 768 * 1024) * SERIES_TOKENS
+    assert deepseek_flops(GPT2SmallConfig(tie_word_embeddings=True), 1024, SERIES_TOKENS) == C
+    assert deepseek_learning_rate(C) == pytest.approx(1.605e-3, rel=1e-3)
+    assert deepseek_batch_tokens(C) == pytest.approx(284_322, rel=1e-4)
+    # The series reads C as 5e18.
+    assert deepseek_learning_rate(5e18) == pytest.approx(1.434e-3, rel=1e-3)
+    assert deepseek_batch_tokens(5e18) == pytest.approx(381_782, rel=1e-4)
     assert cerebras_batch_rows(SERIES_TOKENS) == pytest.approx(134.7, abs=0.05)
     assert cerebras_timescale(20) == pytest.approx(0.22356, abs=1e-5)
     # The series prints 0.33724 from a rounded tau.
     assert cerebras_weight_decay(96, 4e-4, 3_183_840, 20) == pytest.approx(0.33719, abs=1e-5)
+    assert cerebras_weight_decay(96, 1.4e-3, 3_183_840, 20) == pytest.approx(0.0963, abs=1e-4)
+
+
+def test_measured_shares_are_the_series_rates_over_the_data_sheets_peaks():
+    assert flops_per_token(GPT2SmallConfig(), 1024) == SERIES_FLOPS_A_TOKEN
+    assert measured_mfu("bfloat16") == measured_mfu("float16")
+    # 266,285 tokens/s on eight A100: 266,285 x 854,438,400 / 8 / 312e12
+    assert measured_mfu("float16") == pytest.approx({"A100": 0.0912, "RTX 3090": 0.2397}, abs=1e-4)
+    assert measured_mfu("tf32") == pytest.approx({"RTX 3090": 0.3697}, abs=1e-4)
+    assert measured_mfu("float32") == pytest.approx({"A100": 0.6124, "RTX 3090": 0.3024}, abs=1e-3)
 
 
 @pytest.mark.parametrize(

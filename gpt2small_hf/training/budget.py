@@ -74,6 +74,18 @@ PEAK_TFLOPS: dict[str, tuple[float | None, float, float | None, float]] = {
 _NOT_THE_MODEL = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct|generation|gpu|sxm\d?|\d+gb|hbm3e?)\b")
 
 
+# Tokens a second and device that the reference series' code made on GPT-2 small with rows of 1,024: baseline and full
+# float32 on eight A100 (12,243.5 s and 8.1 h), and each precision on one RTX 3090.
+SERIES_TOKENS, SERIES_FLOPS_A_TOKEN = 3_260_252_160, 854_438_400
+MEASURED_TOKENS_PER_SECOND = {
+    ("A100", "float16"): SERIES_TOKENS / 12_243.5 / 8,
+    ("A100", "float32"): SERIES_TOKENS / (8.1 * 3600) / 8,
+    ("RTX 3090", "float16"): 19_921,
+    ("RTX 3090", "tf32"): 15_402,
+    ("RTX 3090", "float32"): 12_599,
+}
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Parameters of a model, counted in the three ways that rules of thumb mean."""
@@ -138,6 +150,16 @@ def peak_flops(device_name: str, precision: str) -> float | None:
     device = find_device(device_name)
     tflops = None if device is None else PEAK_TFLOPS[device][PRECISIONS.index(precision)]
     return None if tflops is None else tflops * 1e12
+
+
+def measured_mfu(precision: str) -> dict[str, float]:
+    """Share of their peak that devices made of the reference series' code in this precision; bfloat16 as float16."""
+    precision = "float16" if precision == "bfloat16" else precision
+    return {
+        device: speed * SERIES_FLOPS_A_TOKEN / (peak_flops(device, precision) or math.nan)
+        for (device, measured_in), speed in MEASURED_TOKENS_PER_SECOND.items()
+        if measured_in == precision
+    }
 
 
 def precision_of(args: Any) -> str:
@@ -227,18 +249,27 @@ def wanted_tokens(
 # ---- rules of thumb: advice, never applied by itself ----------------------------------------------------------------
 
 
+def deepseek_flops(config: GPT2SmallConfig, seq_len: int, tokens: int) -> int:
+    """The C of DeepSeek's rules: FLOPs of training without embeddings and head, (72·L·d² + 12·L·d·T)·D."""
+    head = 6 * config.vocab_size * config.hidden_size
+    return (flops_per_token(config, seq_len) - head) * tokens
+
+
 def deepseek_learning_rate(flops: float) -> float:
-    """Peak learning rate for a budget of training FLOPs: 0.3118·C^-0.1250 (Bi et al. 2024, DeepSeek LLM)."""
+    """Peak learning rate for `deepseek_flops`: 0.3118·C^-0.1250 (Bi et al. 2024, DeepSeek LLM)."""
     return 0.3118 * flops**-0.125
 
 
 def deepseek_batch_tokens(flops: float) -> float:
-    """Tokens a step for a budget of training FLOPs: 0.2920·C^0.3271 (Bi et al. 2024, DeepSeek LLM)."""
+    """Tokens a step for `deepseek_flops`: 0.2920·C^0.3271 (Bi et al. 2024, DeepSeek LLM)."""
     return 0.2920 * flops**0.3271
 
 
 def cerebras_batch_rows(tokens: float) -> float:
-    """Rows of 2,048 tokens a step for so many training tokens: 0.0306·D^0.383 (Bergsma et al. 2025, Power Lines)."""
+    """Rows a step for D training tokens: 0.0306·D^0.383 (Bergsma et al. 2025, Power Lines).
+
+    The paper's models have rows of 2,048 tokens; that its B counts such rows is our reading.
+    """
     return 0.0306 * tokens**0.383
 
 
