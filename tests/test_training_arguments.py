@@ -175,6 +175,18 @@ def test_the_baseline_skips_no_spike_and_float32_and_tied_change_nothing_else():
     assert changed(small) == {"tie_word_embeddings": True, "init_scheme": "gpt2"}
 
 
+def test_the_full_size_recipe_names_every_setting_that_differs_from_the_series():
+    recipe = REPOSITORY / "examples" / "gpt2-small.yaml"
+    ours, series = (whole_recipe([str(path)], TINY) for path in (recipe, INTERVENTIONS[0].with_name("stacked.yaml")))
+    # Its rows a step are those of one device, not of eight; 42 is the default seed.
+    same = {"per_device_train_batch_size", "seed"}
+    differs = {name for name in ours | series if ours.get(name) != series.get(name)} - same
+    comments = " ".join(line for line in recipe.read_text().splitlines() if line.startswith("#"))
+    assert {"init_scheme", "adam_beta2", "decay"} <= differs
+    assert {name for name in differs if name not in comments} == set()
+    assert ours["per_device_train_batch_size"] == 8 * series["per_device_train_batch_size"]
+
+
 def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
     (tmp_path / "base.yaml").write_text("hidden_size: 32\nlearning_rate: 1e-3\nbf16: true\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\nlearning_rate: 2e-3\nprompts: [One, Two words]\n")
