@@ -197,11 +197,15 @@ def prepare(jobs: dict[Path, Job]) -> dict[Path, str]:
         if args.run.init_from is not None:
             material = gather(args)
             seq_len, fingerprints[recipe] = material.rows.seq_len, material.data["fingerprint"]
+            measures = material.heldout is not None
         else:
             source = repr((args.run.data_dir, args.data))
             seq_len = check_sizes(args)
             made[source] = made.get(source) or find_data(args)
-            fingerprints[recipe] = read_meta(made[source])["fingerprint"]
+            meta = read_meta(made[source])
+            fingerprints[recipe], measures = meta["fingerprint"], "validation" in meta["splits"]
+        if not measures:
+            raise UsageError(f"{recipe} holds nothing out, so there is no loss to compare. Set a validation_fraction.")
         measured_on[recipe] = (fingerprints[recipe], seq_len, args.run.max_eval_samples)
     first = next(iter(jobs))
     for recipe, rows in measured_on.items():

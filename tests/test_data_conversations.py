@@ -264,12 +264,13 @@ def test_a_conversation_that_stands_twice_is_on_one_side(
     assert set(numbers(read(path, fraction=fraction)["validation"])) == set(validation)
 
 
-def test_nothing_held_out_is_one_line(tmp_path: Path):
+def test_none_are_held_out_when_asked_and_one_chat_alone_is_one_line(tmp_path: Path):
     path = save(tmp_path / "rows.jsonl", numbered(5))
-    with refused(r"nothing is left to measure on: --validation_fraction is 0\. Name some with --validation_data"):
-        read(path, fraction=0)
+    found = read(path, fraction=0)
+    assert list(found) == ["train"]
+    assert len(found["train"].chats) == 5
     save(path, numbered(1) * 3)
-    with refused(r"nothing is left to measure on: all conversations are the same"):
+    with refused(r"nothing is left to measure on: all conversations are the same.* --validation_fraction 0"):
         read(path)
 
 

@@ -19,6 +19,8 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.evaluation.answers import answer_all, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
+from gpt2small_hf.report.page import Run, as_markdown, as_text, comparison_rows
+from gpt2small_hf.report.tables import NOTHING_HELD_OUT
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 from gpt2small_hf.training.arguments import Arguments, parse_arguments
 from gpt2small_hf.training.material import gather
@@ -241,7 +243,7 @@ def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
 
 def some_chats(place: Path, n: int) -> Path:
     """A file of `n` different short chats."""
-    asked = [f"{i}: {row['messages'][0]['content']}" for i in range(20) for row in chats()]
+    asked = [f"{i}: {row['messages'][0]['content']}" for i in range(24) for row in chats()]
     rows = [[{"role": "user", "content": text}, {"role": "assistant", "content": "A river."}] for text in asked]
     path = place / f"{n}.jsonl"
     path.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows[:n]), encoding="utf-8")
@@ -264,7 +266,7 @@ def of_size(place: Path, n: int, folder: Path, *more: str) -> Arguments:
         (30, "padding", 2, False),
         (60, "padding", 5, False),
         (120, "best_fit", 1, True),
-        (640, "best_fit", 8, True),
+        (720, "best_fit", 8, True),
     ],
 )
 def test_packing_batch_and_checkpoint_follow_the_number_of_chats(
@@ -334,6 +336,51 @@ def test_few_steps_and_few_held_out_chats_are_noted(place, tmp_path, capsys):
     assert re.search(r"checkpoint +note +3 held-out chats: too few to choose a checkpoint by; the last", said)
     train(of_size(place, 30, tmp_path, "--num_train_epochs", "15", "--preflight_only"))
     assert re.search(r"steps +ok +210 in all", capsys.readouterr().out)
+
+
+ALL = ("--validation_fraction", "0", "--eval_strategy", "no")
+
+
+def test_a_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
+    words = chat_words(place, tmp_path / "all", *ALL, "--max_steps", "4")
+    run = run_train(words)
+    said = capsys.readouterr().out
+    assert "none held out" in said
+    assert "held-out data  note  none: all of the data is trained on" in said
+    assert said.count(NOTHING_HELD_OUT) == 1
+    data = read_json(run.resolved)["data"]
+    assert (data["train"]["conversations"], data["validation"]) == (len(chats()), None)
+    assert losses(run) == []
+    measured = read_json(run.heldout)
+    assert measured["rows"]["predicted_tokens"] == 0
+    assert not {"before", "after", "answers"} & measured.keys()
+    assert not run.answers.exists()
+    read = Run(run)
+    assert NOTHING_HELD_OUT in as_text(read)
+    assert f"## Held-out loss\n\n{NOTHING_HELD_OUT}" in as_markdown(read, [])
+    assert comparison_rows([read, read])[1][0][-1] == "nothing held out"
+    kept = weights(run)
+    shutil.rmtree(run.model)
+    run.heldout.unlink()
+    run_train(words)  # from the last checkpoint
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(run).items())
+
+
+def test_one_chat_can_be_trained_on(place, tmp_path):
+    (tmp_path / "one.jsonl").write_text(json.dumps(chats()[0]) + "\n", encoding="utf-8")
+    more = (*ALL, "--chat_data", str(tmp_path / "one.jsonl"), "--num_train_epochs", "2")
+    assert run_train(chat_words(place, tmp_path / "run", *more)).finished
+
+
+@pytest.mark.slow
+def test_a_run_on_all_of_its_chats_can_be_staged(place, tmp_path):
+    run = run_train(chat_words(place, tmp_path / "all", *ALL, "--max_steps", "2"))
+    command = [sys.executable, str(REPOSITORY / "upload" / "push.py"), str(run.root), "you/all", "--dry_run"]
+    done = subprocess.run([*command, "--license", "mit"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    card = (run.staged / "README.md").read_text(encoding="utf-8")
+    assert "Nothing was held out: all of the data was trained on, so the loss on new chats is not known." in card
+    assert "model-index" not in card
 
 
 @pytest.mark.slow
@@ -474,7 +521,7 @@ def refused(place: Path, *more: str) -> str:
         (("--loss_on", "user"), "invalid choice"),
         (("--template", "chatlm"), "no name (chatml, llama2, alpaca)"),
         (("--early_stopping_patience", "1", "--load_best_model_at_end", "false"), "give --load_best_model_at_end"),
-        (("--validation_fraction", "0"), "nothing is left to measure on"),
+        (("--validation_fraction", "0"), "nothing is held out, so nothing can be measured while training"),
         (("--lora_alpha", "4"), "need --lora_rank"),
     ],
 )

@@ -337,3 +337,15 @@ def test_weight_decay_shrinks_what_it_is_told_to(decay, decayed, tmp_path):
     shrunk = [p for group in trainer.create_optimizer().param_groups if group["weight_decay"] for p in group["params"]]
     assert len(shrunk) == decayed
     assert (min(p.ndim for p in shrunk) == 1) == (decay == "all")
+
+
+def test_a_run_may_train_on_all_of_its_text(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "all"), "--validation_fraction", "0", "--max_steps", "10"]
+    with pytest.raises(UsageError, match=r"nothing is held out.*--eval_strategy no"):
+        run_train(words)
+    run = run_train([*words, "--eval_strategy", "no"])
+    assert "Nothing was held out" in capsys.readouterr().out
+    assert read_json(run.heldout)["rows"] == {"rows": 0, "seq_len": 32, "predicted_tokens": 0}
+    assert run.chart("loss").exists()
+    assert not any("eval_loss" in row for row in read_jsonl(run.metrics))

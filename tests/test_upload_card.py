@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import test_model_conversion
-from conftest import run_train, tiny_words
+from conftest import chat_words, run_train, tiny_words
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from safetensors.torch import load_file
@@ -123,12 +123,21 @@ def card_of(name: Path | Source, **more: Any) -> Card:
 
 VARIANTS = (
     *("run", "chat", "checkpoint", "unfinished", "bare", "native", "converted", "converted without settings"),
-    *("adapters", "older run", "nothing but weights", "branches", "baseline", "sweep", "data of the Hub"),
+    *(
+        "nothing held out",
+        "adapters",
+        "older run",
+        "nothing but weights",
+        "branches",
+        "baseline",
+        "sweep",
+        "data of the Hub",
+    ),
 )
 
 
 @pytest.fixture(scope="module")
-def cards(place, tiny_run, chat_run, tiny_tokenizer, tmp_path_factory) -> dict[str, Card]:
+def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factory) -> dict[str, Card]:
     """A card of each kind of model that can be published."""
     shutil.copytree(tiny_run.root, "runs/short")
     shutil.copytree(tiny_run.root, "runs/half")
@@ -160,6 +169,9 @@ def cards(place, tiny_run, chat_run, tiny_tokenizer, tmp_path_factory) -> dict[s
     poor.samples.unlink()
     write_jsonl(poor.metrics, [{"step": 20, "loss": 3.7}])
 
+    nothing_out = ("--validation_fraction", "0", "--eval_strategy", "no", "--max_steps", "2")
+    run_train(chat_words(chat_place, Path("runs/all"), *nothing_out))
+
     of_hub = copied(tiny_run, "of-hub")
     origin = {"dataset": "somebody/some-text", "config": "plain", "split": "train", "revision": "0123456789abcdef" * 2}
     change(of_hub.resolved, data={"sources": {"train": [origin, {**origin, "split": "more"}]}})
@@ -187,6 +199,7 @@ def cards(place, tiny_run, chat_run, tiny_tokenizer, tmp_path_factory) -> dict[s
         "native": card_of(Path("runs/short"), native=True, repo_id="you/short-native", twin="you/short"),
         "converted": card_of(find(Path("theirs"), "words"), twin="you/theirs-native"),
         "converted without settings": card_of(find(Path("theirs-bare"), "words")),
+        "nothing held out": card_of(Path("runs/all")),
         "adapters": card_of(adapters.root),
         "older run": card_of(older.root),
         "nothing but weights": card_of(poor.root),
@@ -284,6 +297,7 @@ OF_RUN = {"samples", "ladder", "data", "training"}
         ("bare", set()),
         ("converted", {"training"}),
         ("converted without settings", {"training"}),
+        ("nothing held out", {"results", *OF_RUN}),
         ("older run", {"results", *OF_RUN} - {"data"}),
         ("nothing but weights", {"results", "data", "training"}),
         ("branches", {"results", "branches", *OF_RUN}),
@@ -376,6 +390,12 @@ def test_a_license_is_named_only_if_it_was_named_to_us(license, said, cards):
 
 def told_by(name: str, losses: dict[str, Any]) -> list[str]:
     return [f"{losses['loss']:.3f}", f"{losses['perplexity']:,.1f}", f"{losses['bits_per_byte']:.3f}"]
+
+
+def test_where_nothing_was_held_out_the_card_says_so(cards):
+    card = cards["nothing held out"]
+    assert "Nothing was held out: all of the data was trained on, so the loss on new chats is not known." in card.prose
+    assert "before training" not in card.text
 
 
 @pytest.mark.parametrize("variant", ["run", "chat", "native", "older run"])
@@ -618,7 +638,7 @@ def test_the_hub_is_told_how_to_load_it_and_what_it_does(variant, cards):
     told = cards[variant].metadata
     assert told["library_name"] == "transformers"
     assert told["pipeline_tag"] == "text-generation"
-    chats = variant in ("chat", "adapters")
+    chats = variant in ("chat", "adapters", "nothing held out")
     assert told["tags"] == ["gpt2small_hf", "gpt2", *(["conversational"] if chats else [])]
     assert told.get("language") == (["en"] if variant == "run" else None)
     assert told.get("license") == {"run": "apache-2.0", "chat": "cc-by-4.0"}.get(variant)
@@ -638,7 +658,7 @@ def test_the_hub_is_told_the_loss_that_was_measured(variant, cards):
     assert (told["loss"].dataset_type == of) == (variant == "data of the Hub")
 
 
-@pytest.mark.parametrize("variant", ["checkpoint", "unfinished", "bare", "converted", "older run"])
+@pytest.mark.parametrize("variant", ["checkpoint", "unfinished", "bare", "converted", "older run", "nothing held out"])
 def test_nothing_is_claimed_where_nothing_was_measured_or_nobody_knows_on_what(variant, cards):
     assert "model-index" not in cards[variant].metadata
 

@@ -92,7 +92,8 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "on_the_way": source.is_checkpoint and not _is_last(source),
         "step": source.step,
         "run": trained(source) if run else None,
-        "heldout": run.heldout if run and not source.is_checkpoint else None,
+        "heldout": run.measured if run and not source.is_checkpoint else None,
+        "nothing_held_out": bool(run and run.heldout and not run.measured),
         "rows": _measured(run) if run and not source.is_checkpoint else None,
         "loss_then": loss_then(source),
         "difference": _difference(run, publication.baseline) if run and publication.baseline else None,
@@ -227,10 +228,10 @@ def trained(source: Source) -> dict[str, Any]:
 
 def _measured(run: Run) -> dict[str, Any] | None:
     """On what the held-out results were measured."""
-    if run.heldout is None:
+    if run.measured is None:
         return None
-    return {"conversations": None, "loss_on": None, "standard_error": run.heldout["after"].get("standard_error")} | (
-        run.heldout["rows"]
+    return {"conversations": None, "loss_on": None, "standard_error": run.measured["after"].get("standard_error")} | (
+        run.measured["rows"]
     )
 
 
@@ -445,8 +446,8 @@ def _difference(run: Run, baseline: Run) -> dict[str, Any]:
         if name not in UNSAID
     ]
     loss = base_loss = noise = None
-    if run.heldout and baseline.heldout and run.measured_on == baseline.measured_on:
-        loss, base_loss = run.heldout["after"]["loss"], baseline.heldout["after"]["loss"]
+    if run.measured and baseline.measured and run.measured_on == baseline.measured_on:
+        loss, base_loss = run.measured["after"]["loss"], baseline.measured["after"]["loss"]
         noise = seed_spread(baseline)
     return {
         "baseline": baseline.name,

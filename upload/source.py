@@ -98,7 +98,8 @@ def of_checkpoint(path: Path, run: RunFolder) -> Source:
 
 
 KEYS = {"run", "model", "data", "trainer", "device", "made_by"}
-MEASURED = {"rows", "before", "unigram", "after", "made_by"}
+UNMEASURED = {"rows", "made_by"}
+MEASURED = UNMEASURED | {"before", "unigram", "after"}
 
 
 def _open(folder: RunFolder) -> Run:
@@ -109,11 +110,15 @@ def _open(folder: RunFolder) -> Run:
             f"{folder.resolved} is not whole, so nothing is known of the run. Copy its model/ elsewhere, publish that."
         )
     run = Run(folder)
-    if run.heldout is not None and not run.heldout.keys() >= MEASURED:
+    if run.heldout is not None and not run.heldout.keys() >= (UNMEASURED if _held_nothing_out(run) else MEASURED):
         raise UsageError(f"{folder.heldout} is not whole. The run's own command, with --overwrite, makes it again.")
     if not run.train:
         raise UsageError(f"{folder.metrics} is missing or empty, so nothing is known of the training. Put it back.")
     return run
+
+
+def _held_nothing_out(run: Run) -> bool:
+    return bool(run.heldout) and run.heldout.get("rows", {}).get("rows") == 0
 
 
 def _of_run(folder: RunFolder) -> Source:

@@ -53,8 +53,8 @@ class PrepareArguments:
     validation_fraction: float | None = field(
         default=None,
         metadata={
-            "help": "Part of the documents to hold out (default 0.05; 0: none). Below 20 documents it is the tail of "
-            "each that is held out instead."
+            "help": "Part of the documents to hold out (default 0.05; 0: none, which needs --eval_strategy no in a "
+            "run). Below 20 documents it is the tail of each that is held out instead."
         },
     )
     validation_text: list[str] | None = field(

@@ -74,11 +74,11 @@ def read_conversations(
             `train` and `validation` these are used as such.
         validation: the same, to measure on (of a folder, its files named `validation` if it has such); unset, what the
             folders of `train` have, else a part of `train`.
-        validation_fraction: that part, of the conversations. They are chosen by a hash of what is said, so that a
-            conversation that stands twice is on one side.
+        validation_fraction: that part, of the conversations; 0: none is held out. They are chosen by a hash of what is
+            said, so that a conversation that stands twice is on one side.
         skip_bad_rows: leave out rows that cannot be read, and count them, instead of stopping at the first.
 
-    Returns: `train` and `validation`.
+    Returns: `train`, and `validation` unless none is held out.
 
     Raises: UsageError, in one line, for what is missing, empty, of no known shape, or no conversation.
     """
@@ -94,7 +94,7 @@ def read_conversations(
     elif any(place.split == "validation" for place in places):
         found["validation"] = [place for place in places if place.split == "validation"]
     sets = {split: read_places(some, skip_bad_rows) for split, some in found.items()}
-    if "validation" not in sets:
+    if "validation" not in sets and validation_fraction:
         sets["train"], sets["validation"] = _hold_out(sets["train"], validation_fraction)
     return sets
 
@@ -158,10 +158,12 @@ def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Con
     keys = [_hash_of(chat.messages) for chat in whole.chats]
     different = sorted(set(keys))
     n = round(fraction * len(different)) or 1
-    if not fraction or len(different) < 2:
+    if len(different) < 2:
         reason = "all conversations are the same" if len(keys) > 1 else "there is one conversation alone"
-        reason = reason if fraction else "--validation_fraction is 0"
-        raise UsageError(f"nothing is left to measure on: {reason}. Name some with --validation_data.")
+        raise UsageError(
+            f"nothing is left to measure on: {reason}. Name some with --validation_data, or hold out none with "
+            "--validation_fraction 0 --eval_strategy no."
+        )
     chosen = set(different[: min(n, len(different) - 1)])
     sides = [
         [chat for chat, key in zip(whole.chats, keys, strict=True) if (key in chosen) == out] for out in (False, True)

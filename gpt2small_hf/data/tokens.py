@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
     if "validation" in read_meta(folder)["splits"]:
         print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
     else:
-        print("next: train.py measures on held-out text; prepare again with --validation_text FILES to have some.")
+        print(f"next: python train.py --data_dir {shlex.quote(str(folder))} --eval_strategy no (no text is held out)")
 
 
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:

@@ -19,6 +19,7 @@ import numpy as np
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
 from gpt2small_hf.report.tables import (
+    NOTHING_HELD_OUT,
     answers_line,
     console_table,
     escaped,
@@ -112,6 +113,11 @@ class Run:
     def chats(self) -> dict[str, Any] | None:
         """Of a run on chats: its settings for them."""
         return self.resolved.get("chat")
+
+    @property
+    def measured(self) -> dict[str, Any] | None:
+        """The results on held-out data; None if the run is not finished, or nothing was held out."""
+        return self.heldout if self.heldout is not None and "after" in self.heldout else None
 
     @property
     def measured_on(self) -> tuple[Any, ...] | None:
@@ -268,13 +274,15 @@ def loss_then(held: Sequence[tuple[int, float]], step: int) -> str:
 
 def comparison_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """Runs beside each other as a table: header, rows. The last column says which losses do not compare."""
-    reference = next((run.measured_on for run in runs if run.heldout is not None), None)
+    reference = next((run.measured_on for run in runs if run.measured), None)
     header = ["run", "held-out loss", "bits/byte", "steps", "tokens", "tokens/s", ""]
     rows = []
     for run in runs:
-        after = {} if run.heldout is None else run.heldout["after"]
+        after = run.measured["after"] if run.measured else {}
         if run.heldout is None:
             note = "not finished"
+        elif run.measured is None:
+            note = "nothing held out"
         else:
             note = "" if run.measured_on == reference else "measured on other rows"
         rows.append(
@@ -299,7 +307,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts = [f"# {escaped(run.name)}", escaped(status(run)), markdown_table(["", ""], facts(run), text=(0, 1))]
     parts.append("## Held-out loss")
     if run.heldout is not None:
-        parts.append(markdown_table(*heldout_rows(run.heldout)))
+        parts.append(markdown_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
         parts.append(answers_line(run.heldout) or "")
     parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
     parts.append("## Charts")
@@ -331,7 +339,7 @@ def as_text(run: Run) -> str:
     """The page for the console: without facts and charts."""
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
-        parts.append(console_table(*heldout_rows(run.heldout)))
+        parts.append(console_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
         parts.append(answers_line(run.heldout) or "")
     lines = [evaluations(run) or "", *troubles(run)]
     parts.append("\n".join(line for line in lines if line))

@@ -59,6 +59,9 @@ def number(value: float | None, style: str) -> str:
     return UNKNOWN if value is None else f"{value:{style}}"
 
 
+NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
+
+
 def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The held-out results of a run (`evaluation/heldout.json`) as a table: header, rows."""
     names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}

@@ -43,7 +43,8 @@ class Material:
     """What a run is made from."""
 
     rows: TokenDataset | ChatDataset
-    heldout: TokenDataset | ChatDataset
+    heldout: TokenDataset | ChatDataset | None
+    """None if all is trained on."""
     tokenizer: PreTrainedTokenizerFast
     config: GPT2SmallConfig
     """Of the model as it will be trained."""
@@ -78,8 +79,15 @@ def gather(args: Arguments) -> Material:
     if args.chat.chat_data is not None:
         assert base is not None
         assert config is not None
-        return _chats(args, base, config)
-    return _text(args, base, config)
+        material = _chats(args, base, config)
+    else:
+        material = _text(args, base, config)
+    if material.heldout is None and args.trainer.eval_strategy != "no":
+        raise UsageError(
+            "nothing is held out, so nothing can be measured while training. Give --eval_strategy no, or hold out a "
+            "part: --validation_fraction 0.1"
+        )
+    return material
 
 
 # ---- text -------------------------------------------------------------------------------------------------------
@@ -96,9 +104,11 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
     with args.trainer.main_process_first(local=False, desc="preparing the data"):
         data_dir = find_data(args)
         rows = TokenDataset(data_dir, "train", seq_len, packing=args.run.packing or "stream")
-    heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
-    tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     meta = read_meta(data_dir)
+    heldout = None
+    if "validation" in meta["splits"]:
+        heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
+    tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     kept = ("fingerprint", "sources", "splits", "tokenizer")  # a run can be told apart from its data folder
     data = {"folder": str(data_dir), **{name: meta[name] for name in kept}}
     inputs = [DataFolder(data_dir).meta]
@@ -212,11 +222,11 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
         validation_fraction=args.data.held_out,
         skip_bad_rows=chat.skip_bad_rows,
     )
-    if args.run.max_eval_samples is not None:
+    if args.run.max_eval_samples is not None and "validation" in sets:
         sets["validation"].chats = sets["validation"].chats[: args.run.max_eval_samples]
-    rows, heldout = (
-        ChatDataset(
-            sets[split].chats,
+    made = {
+        split: ChatDataset(
+            found.chats,
             tokenizer,
             seq_len=seq_len,
             max_length=chat.max_length,
@@ -224,10 +234,11 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
             packing=args.run.packing or "padding",
             overlong=chat.overlong,
         )
-        for split in ("train", "validation")
-    )
+        for split, found in sets.items()
+    }
+    rows, heldout = made["train"], made.get("validation")
     chosen = choose_by_size(args, rows, heldout)
-    show_chats(sets, rows, heldout)
+    show_chats(sets, made)
     if chosen:
         print(f"chosen for {counted(rows.counts.kept, 'conversation')}: {' '.join(as_flags(chosen))}")
     config.vocab_size = max(config.vocab_size, len(tokenizer))
@@ -238,10 +249,12 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
     sources = {split: found.sources for split, found in sets.items()}
     data = {
         "folder": ", ".join(source["name"] for source in sources["train"]),
-        "fingerprint": hashlib.sha256(f"{rows.fingerprint}{heldout.fingerprint}".encode()).hexdigest(),
+        "fingerprint": hashlib.sha256(
+            f"{rows.fingerprint}{heldout.fingerprint if heldout else ''}".encode()
+        ).hexdigest(),
         "sources": sources,
         "train": rows.describe(),
-        "validation": heldout.describe(),
+        "validation": heldout.describe() if heldout else None,
         "template": tokenizer.chat_template,
         "new_tokens": new_tokens,
     }
@@ -261,7 +274,7 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
     )
 
 
-def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset) -> dict[str, Any]:
+def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | None) -> dict[str, Any]:
     """Set what nobody has set and what depends on the number of chats: packing, batch, which checkpoint is kept.
 
     - Packing and batch are the largest with which an epoch has STEPS_PER_EPOCH steps: 30 short chats, packed, would be
@@ -278,13 +291,13 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset) -> 
         n_packed = len(pack_whole(rows.lengths, rows.seq_len))
         packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
         args.run.packing = chosen["packing"] = "best_fit" if packs else "padding"
-        for some in (rows, heldout):
+        for some in filter(None, (rows, heldout)):
             some.pack(args.run.packing)
     if "per_device_train_batch_size" in unset:
         most = len(rows) // (STEPS_PER_EPOCH * batches_per_step)
         chosen["per_device_train_batch_size"] = max(1, min(TrainerArguments.per_device_train_batch_size, most))
         trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"]
-    if "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
+    if heldout and "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
         enough = heldout.counts.kept >= CHATS_TO_CHOOSE_BY or args.run.early_stopping_patience is not None
         trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = enough
     return chosen
@@ -296,12 +309,12 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[str]) -> list[in
     return list(dict.fromkeys(vocabulary[token] for token in tokens))
 
 
-def show_chats(sets: dict[str, Conversations], rows: ChatDataset, heldout: ChatDataset) -> None:
+def show_chats(sets: dict[str, Conversations], made: dict[str, ChatDataset]) -> None:
     """Say what the data were recognised as, and what became of them."""
     for found in sets.values():
         for source in found.sources:
             print(describe_source(source))
-    for name, some in (("train", rows), ("validation", heldout)):
+    for name, some in made.items():
         share = some.n_supervised / some.n_tokens
         print(f"{name}: {some.counts} · {some.n_tokens:,} tokens, {share:.1%} of them supervised")
 

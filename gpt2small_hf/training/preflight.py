@@ -60,7 +60,7 @@ def preflight(
     trainer: LanguageModelTrainer,
     *,
     rows: TokenDataset | ChatDataset,
-    heldout: TokenDataset | ChatDataset,
+    heldout: TokenDataset | ChatDataset | None,
     total_steps: int,
     tokens_per_step: int,
     folder_to_write: Path,
@@ -74,7 +74,7 @@ def preflight(
     Args:
         trainer: before `train`. One rank of several may do this alone.
         rows: to train on.
-        heldout: to measure on.
+        heldout: to measure on, if anything is held out.
         total_steps: optimizer steps of the run.
         tokens_per_step: tokens that all ranks together train on in a step.
         folder_to_write: where checkpoints and model will lie; it need not exist yet.
@@ -87,8 +87,9 @@ def preflight(
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     with _no_trace(trainer, model):
-        looked_at = {"training": _batches(trainer, rows), "held-out": _batches(trainer, heldout)}
-        checks = [_text(trainer, rows), _ids(model, (rows, heldout), looked_at), *_labels(looked_at)]
+        sets = {"training": rows} | ({"held-out": heldout} if heldout else {})
+        looked_at = {name: _batches(trainer, some) for name, some in sets.items()}
+        checks = [_text(trainer, rows), _ids(model, list(sets.values()), looked_at), *_labels(looked_at)]
         if all(check.verdict != "fail" for check in checks):
             batch = _some_rows(trainer, rows, looked_at["training"], model.device)
             with torch.no_grad():
@@ -105,7 +106,7 @@ def preflight(
             _rate(trainer, total_steps),
             _passes(rows, total_steps, tokens_per_step),
             _disk(trainer, model, total_steps, folder_to_write, free_bytes),
-            _repeated(rows, heldout) if isinstance(rows, ChatDataset) else _overlap(rows, heldout),
+            _seen(rows, heldout),
             *([_cut(rows), _steps(trainer, rows, total_steps)] if isinstance(rows, ChatDataset) else []),
             *([_choice(trainer, heldout)] if isinstance(heldout, ChatDataset) else []),
         ]
@@ -507,8 +508,16 @@ def _amount(n_bytes: float) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
-def _repeated(rows: ChatDataset, heldout: TokenDataset | ChatDataset) -> Check:
-    assert isinstance(heldout, ChatDataset)
+def _seen(rows: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset | None) -> Check:
+    if isinstance(rows, ChatDataset) and isinstance(heldout, ChatDataset):
+        return _repeated(rows, heldout)
+    if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
+        return _overlap(rows, heldout)
+    says = "none: all of the data is trained on, so the loss on new data stays unknown."
+    return Check("held-out data", "note", says)
+
+
+def _repeated(rows: ChatDataset, heldout: ChatDataset) -> Check:
     trained = {one.input_ids.tobytes() for one in rows.encoded}
     seen = np.mean([one.input_ids.tobytes() in trained for one in heldout.encoded])
     says = f"{seen:.0%} of {len(heldout.encoded):,} conversations stand word for word among those trained on"
@@ -557,8 +566,7 @@ def _choice(trainer: LanguageModelTrainer, heldout: ChatDataset) -> Check:
     return Check("checkpoint", "note", f"{says}.")
 
 
-def _overlap(rows: TokenDataset, heldout: TokenDataset | ChatDataset) -> Check:
-    assert isinstance(heldout, TokenDataset)
+def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
     text = _first(rows, TRAINING_TOKENS)
     seen = seen_in_training(text, _first(heldout, HELDOUT_TOKENS))
     places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)

@@ -42,7 +42,7 @@ from gpt2small_hf.evaluation.heldout import (
 from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.report.tables import answers_line, console_table, heldout_rows
+from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows
 from gpt2small_hf.runs import (
     RunFolder,
     RunInterruptedError,
@@ -246,14 +246,14 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             begin_branch(checkpoint, run)
         print(
             f"{count_parameters(model)} · {len(rows):,} rows of {'up to ' if chats else ''}{rows.seq_len} tokens to "
-            f"train on, {len(heldout):,} held out · {tokens_per_step:,} tokens a step"
+            f"train on, {f'{len(heldout):,}' if heldout else 'none'} held out · {tokens_per_step:,} tokens a step"
             + (f" · {rows.cropped_share:.1%} of the text in no row" if not chats and rows.cropped_share > 0.01 else "")
         )
         if checkpoint is not None:
             print(f"going on with {checkpoint}")
             if not run.metrics.exists():
                 print(f"{run.metrics} is not there: what was logged up to here is lost.", file=sys.stderr)
-        if not run.metrics.exists() or not read_jsonl(run.metrics):
+        if heldout and (not run.metrics.exists() or not read_jsonl(run.metrics)):
             before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size).mean()
             write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
 
@@ -427,32 +427,33 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
     Raises: RunStoppedError if the model's loss is not finite.
     """
     rows, heldout, tokenizer = material.rows, material.heldout, material.tokenizer
-    after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size)
+    after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size) if heldout else np.zeros(0)
     if not np.isfinite(after).all():
         raise RunStoppedError(
             "the trained model's held-out loss is not finite, so the model was not saved. Lower --learning_rate; "
             f"{run.metrics} shows when it broke."
         )
     save_model(model, tokenizer, run.model)
-    weights, scale = run.model / "model.safetensors", heldout.bytes_per_token
-    measured: dict[str, Any] = {
-        "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
-        "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
-        "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
-        "after": {**measures(after, scale), "standard_error": standard_error(after, heldout)},
-    }
-    if isinstance(rows, ChatDataset):
-        assert isinstance(heldout, ChatDataset)
+    weights = run.model / "model.safetensors"
+    measured: dict[str, Any] = {"rows": {"rows": 0, "seq_len": rows.seq_len, "predicted_tokens": 0}}
+    if heldout:
+        scale = heldout.bytes_per_token
+        measured = {
+            "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
+            "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
+            "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
+            "after": {**measures(after, scale), "standard_error": standard_error(after, heldout)},
+        }
+        if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
+            new = ~seen_in_training(rows, heldout).reshape(-1)
+            # Held-out tokens that do not stand in the training text too; None if all do.
+            measured["new_text"] = {"share": new.mean(), **measures(after[new], scale)} if new.any() else None
+    if isinstance(heldout, ChatDataset):
         measured["rows"] |= {"conversations": heldout.counts.kept, "loss_on": heldout.loss_on}
         answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
         ended = sum(answer["ended"] for answer in answers)
         measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
         write_jsonl(run.answers, answers)
-    else:
-        assert isinstance(heldout, TokenDataset)
-        new = ~seen_in_training(rows, heldout).reshape(-1)
-        # Held-out tokens that do not stand in the training text too; None if all do.
-        measured["new_text"] = {"share": new.mean(), **measures(after[new], scale)} if new.any() else None
     completions = complete(model, tokenizer, args.run.prompts, chat=isinstance(rows, ChatDataset))
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
     write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
@@ -465,7 +466,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
             print(f"\nasked: {completion['prompt']}\nanswered: {completion['greedy']}")
         else:
             print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
-    print(f"\n{console_table(*heldout_rows(read_json(run.heldout)))}\n")
+    print(f"\n{console_table(*heldout_rows(read_json(run.heldout))) if heldout else NOTHING_HELD_OUT}\n")
     if said := answers_line(measured):
         print(f"{said}\n")
 
