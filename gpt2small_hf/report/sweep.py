@@ -3,28 +3,35 @@
 Reads run folders, writes table, JSON and picture; `gpt2small_hf/sweep.py` makes the runs.
 
 The comparison. The baseline is run with every pair of n initial-weight seeds and n training seeds (dropout, order of
-rows), every other recipe with a few pairs (i, i). All losses together are fitted by least squares as
+rows), every other recipe with a few pairs (i, i). To judge a recipe, the losses of all others are fitted as
 
     loss = recipe + effect of the initial-weight seed + effect of the training seed + rest
 
-which is the additive two-way layout, with the seeds as blocks (Scheffé 1959, The Analysis of Variance, chapter 4). The
-difference of two recipes' terms is like against like: a recipe's runs against what the baseline has with the same
-seeds, estimated from all of the baseline's runs and so less noisy than its single run with those. The variance of the
-rest is the residuals' sum of squares over their degrees of freedom; three seeds and two pairs leave 4, and 1 a recipe.
+by least squares, the additive two-way layout with the seeds as blocks (Scheffé 1959, The Analysis of Variance, chapter
+4). The fit predicts the baseline's loss with the recipe's seeds, more precisely than the one run with those seeds knows
+it. The recipe's difference is the mean over its n runs of loss less prediction. With the standard deviation S of these
+n values, the standard deviation s of the rest, its degrees of freedom dof, and the mean covariance c of two predictions
+in units of s²:
 
-Why so: two pairs alone have one degree of freedom, and the baseline alone has two for each kind of seed, too few to
-say how large noise is. Together they have enough for two standard errors to mean what they should. Rejected: a recipe's
-mean against that of all of the baseline's runs, with the baseline's noise. It holds even if a seed does something else
-in every recipe, but sees only differences some three times as large. The fit needs no more than that seeds do roughly
-the same in all recipes: what does not carry over is in the rest, and counts as noise. If little or nothing carries
-over, one in ten differences passes for real in place of one in twenty.
+    standard error² = S²/n + c s²        decided above   t' = (S²/n t(n-1) + c s² t(dof)) / (S²/n + c s²)
+
+standard errors, t being Student's 97.5 % quantile. This t' is Cochran and Cox's (1957, Experimental Designs, 4.14), for
+two means whose variances are unknown and not equal. Measured with `tests/benchmarks/sim_sweep.py`: where no recipe
+differs, one that scatters as far as the baseline or further gets a verdict in 4 to 6 % of sweeps, one that scatters
+less, or stands beside others that scatter more, in 2 to 5 %.
+
+The price is power. Two runs hardly show how far a recipe scatters: four sweeps in five decide only a difference of 11
+standard deviations of the rest. With three runs it is 3.5, with four 2.2, for a recipe that scatters as the baseline.
+Rejected: one variance for all recipes. Two runs then decide 2.5 standard deviations, but 16 to 28 % of recipes that
+scatter further and do not differ get a verdict. Welch's degrees of freedom (up to 12 %): they trust a scatter of two
+runs that is small by chance. The paired t test of a recipe's runs (always 5 %), which has less power.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -116,61 +123,66 @@ class Difference:
     """A recipe's loss less the baseline's with the same seeds."""
 
     value: float
-    of_runs: list[float]
-    """Of each run, the seeds' effects being those of the fit; `value` is their mean."""
+    of_runs: list[float | None]
+    """Of each run; None for seeds that no other recipe was run with. `value` is their mean."""
     standard_error: float | None
-    """None where nothing tells of noise."""
+    """None for a single run, and where too few runs are there to estimate the noise."""
     factor: float | None
-    """So many standard errors are passed by chance once in twenty times (Student's t; 2 for many runs)."""
+    """The number of standard errors that a difference must exceed to be decided."""
+
+    @property
+    def decided_above(self) -> float | None:
+        """What a difference must exceed to be decided, in nats."""
+        return None if self.standard_error is None or self.factor is None else self.factor * self.standard_error
 
     @property
     def verdict(self) -> str:
         """`lower`, `higher`, or `undecided` where noise may be all of it."""
-        if self.standard_error is None or self.factor is None or abs(self.value) <= self.factor * self.standard_error:
+        if self.decided_above is None or abs(self.value) <= self.decided_above:
             return "undecided"
         return "lower" if self.value < 0 else "higher"
 
 
-@dataclass(frozen=True)
 class Fit:
-    """The least-squares fit of the module's docstring."""
+    """The least-squares fit of the module's docstring.
 
-    differences: dict[str, float]
-    unit_variances: dict[str, float]
-    """Of each difference, in units of the variance of the rest."""
-    residuals: dict[str, np.ndarray]
-    """Of each recipe's runs."""
-    rest: float | None
-    """Standard deviation of the rest; None if no degree of freedom is left to tell it."""
-    dof: int
+    Attributes:
+        rest: standard deviation of the rest; None without degrees of freedom.
+        dof: degrees of freedom of the rest.
+    """
 
+    def __init__(self, losses: Losses) -> None:
+        """Fit recipes and seeds."""
+        self.values = np.array(list(losses.values()), dtype=float)
+        self.columns = [(part, level) for part in range(3) for level in dict.fromkeys(key[part] for key in losses)]
+        self.design = self._rows(losses)
+        self.inverse = np.linalg.pinv(self.design)  # the shortest of all solutions; they predict the same
+        residuals = self.values - self.design @ self.inverse @ self.values
+        self.dof = len(losses) - int(np.linalg.matrix_rank(self.design)) if losses else 0
+        self.rest = math.sqrt(residuals @ residuals / self.dof) if self.dof else None
 
-def fit(losses: Losses) -> Fit:
-    """Fit recipes and seeds. A recipe that shares no seeds with the baseline has no difference."""
-    if not losses:
-        return Fit({}, {}, {}, None, 0)
-    keys, values = list(losses), np.array(list(losses.values()))
-    columns = [(part, level) for part in range(3) for level in dict.fromkeys(key[part] for key in keys)]
-    design = np.array([[key[part] == level for part, level in columns] for key in keys], dtype=float)
-    inverse = np.linalg.pinv(design)  # of all solutions the shortest: differences are the same in each
-    residuals = values - design @ inverse @ values
-    dof = len(values) - int(np.linalg.matrix_rank(design))
-    differences, variances, of_recipe = {}, {}, {}
-    for recipe in dict.fromkeys(key[0] for key in keys):
-        of_recipe[recipe] = residuals[[key[0] == recipe for key in keys]]
-        contrast = np.array([float(column == (0, recipe)) - float(column == (0, BASELINE)) for column in columns])
-        weights = contrast @ inverse
-        if recipe != BASELINE and np.allclose(weights @ design, contrast):
-            differences[recipe], variances[recipe] = float(weights @ values), float(weights @ weights)
-    rest = math.sqrt(residuals @ residuals / dof) if dof else None
-    return Fit(differences, variances, of_recipe, rest, dof)
+    def _rows(self, keys: Iterable[Key]) -> np.ndarray:
+        rows = [[float(key[part] == level) for part, level in self.columns] for key in keys]
+        return np.array(rows, dtype=float).reshape(len(rows), len(self.columns))
+
+    def predict(self, keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray]:
+        """Predict the losses of some runs.
+
+        Returns: the losses, NaN for one that the fitted runs do not determine; and the covariance of their errors in
+            units of the variance of the rest.
+        """
+        rows = self._rows(keys)
+        weights = rows @ self.inverse
+        known = np.array([sum(row) == 3 for row in rows], dtype=bool)
+        known &= np.isclose(weights @ self.design, rows).all(axis=1)
+        return np.where(known, weights @ self.values, math.nan), weights @ weights.T
 
 
 def compare(losses: Losses) -> tuple[dict[str, Difference], Fit]:
-    """Each recipe's difference from the baseline with its standard error, and the fit that noise is taken from.
+    """Each recipe's difference from the baseline, judged by its own scatter, and the fit of all runs.
 
-    The standard error is that of the fit, or that of the recipe's own residuals where these scatter further. Recipes
-    that scatter far more than others (`WILD`) are left out of the noise: one bad setting would hide all differences.
+    Recipes that scatter far more than others (`WILD`) are left out of the fit: one bad setting would hide all
+    differences.
     """
     recipes = [recipe for recipe in dict.fromkeys(key[0] for key in losses) if recipe != BASELINE]
     scatter = {}
@@ -179,22 +191,39 @@ def compare(losses: Losses) -> tuple[dict[str, Difference], Fit]:
         if len(seeds) > 1:
             scatter[recipe] = np.std([losses[recipe, i, t] - losses[BASELINE, i, t] for i, t in seeds], ddof=1)
     wild = {recipe for recipe, found in scatter.items() if found > WILD * np.median(list(scatter.values()))}
-    common = fit({key: loss for key, loss in losses.items() if key[0] not in wild})
-    factor = student_factor(common.dof) if common.dof else None
+    tame = {key: loss for key, loss in losses.items() if key[0] not in wild}
     found = {}
     for recipe in recipes:
-        left_out = wild - {recipe}
-        own = fit({key: loss for key, loss in losses.items() if key[0] not in left_out}) if recipe in wild else common
-        if recipe not in own.differences:
-            continue
-        error = None
-        if common.rest is not None:
-            n, squares = len(own.residuals[recipe]), float(np.sum(own.residuals[recipe] ** 2))
-            error = common.rest * math.sqrt(own.unit_variances[recipe])
-            error = max(error, math.sqrt(squares / (n - 1) / n)) if n > 1 else error
-        value = own.differences[recipe]
-        found[recipe] = Difference(value, (value + own.residuals[recipe]).tolist(), error, factor)
-    return found, common
+        own = {key: loss for key, loss in losses.items() if key[0] == recipe}
+        others = Fit({key: loss for key, loss in tame.items() if key[0] != recipe})
+        predicted, covariance = others.predict([(BASELINE, i, t) for _, i, t in own])
+        if not np.isnan(predicted).all():
+            found[recipe] = judge(np.array(list(own.values())) - predicted, covariance, others.rest, others.dof)
+    return found, Fit(tame)
+
+
+def judge(of_runs: np.ndarray, covariance: np.ndarray, rest: float | None, dof: int) -> Difference:
+    """Judge a recipe by its runs' differences from what was predicted, by the formula of the module's docstring.
+
+    Args:
+        of_runs: loss less prediction; NaN where there is none.
+        covariance: of the predictions' errors, in units of the variance of the rest.
+        rest: standard deviation of the rest in the fit that predicted; None if it is not known.
+        dof: its degrees of freedom.
+    """
+    known = ~np.isnan(of_runs)
+    values, n = of_runs[known], int(known.sum())
+    error = factor = None
+    if n > 1:
+        between = covariance[np.ix_(known, known)][~np.eye(n, dtype=bool)].mean()
+        shared = between if between > 1e-9 else 0.0  # 0 or below: S has all of the noise, or more
+        if rest is not None or not shared:
+            own, common = float(values.var(ddof=1)) / n, shared * (rest or 0.0) ** 2
+            share = own / (own + common) if common else 1.0
+            error = math.sqrt(own + common)
+            factor = share * student_factor(n - 1) + ((1 - share) * student_factor(dof) if common else 0.0)
+    listed = [float(value) if ok else None for value, ok in zip(of_runs, known, strict=True)]
+    return Difference(float(values.mean()), listed, error, factor)
 
 
 @cache
@@ -257,7 +286,6 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
             "baseline": {name: six(sd) for name, sd in seed_noise(losses).items()},
             "rest": six(noise.rest),
             "degrees_of_freedom": noise.dof,
-            "standard_errors_needed": round(student_factor(noise.dof), 3) if noise.dof else None,
         },
         "recipes": sorted(rows, key=lambda row: place(row, rows)),
         "made_by": made_by([run.folder.heldout for run in finished.values()]),
@@ -310,6 +338,7 @@ def row_of(
         "stopped": [{"init_seed": i, "seed": t, "because": why} for (_, i, t), why in stopped.items()],
         "difference": six(difference.value) if difference else None,
         "standard_error": six(difference.standard_error) if difference else None,
+        "decided_above": six(difference.decided_above) if difference else None,
         "verdict": "stopped" if stopped else difference.verdict if difference else None,
         "tokens_per_second": round(float(np.median(speeds))) if speeds else None,
         "parameters": next((run.n_parameters for run in finished.values()), None),
@@ -345,7 +374,7 @@ def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
         return f"no run has ended yet in {folder.root}"
     write_json(folder.results, results)
     header, rows = table_rows(results)
-    text = (0, 5, len(header) - 1)
+    text = (0, 6, len(header) - 1)
     sentences = notes(results)
     page = [
         f"# {escaped(folder.root.resolve().name)}",
@@ -363,7 +392,7 @@ def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
 
 def table_rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The results as a table: header, rows."""
-    header = ["recipe", "runs", "held-out loss", "difference", "standard error", "verdict"]
+    header = ["recipe", "runs", "held-out loss", "difference", "standard error", "decided above", "verdict"]
     header += ["tokens/s", "parameters", "what it shows"]
     rows = []
     for row in results["recipes"]:
@@ -376,6 +405,7 @@ def table_rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
                 number(row["heldout_loss"], ".4f"),
                 "" if row["recipe"] == BASELINE else number(row["difference"], "+.4f"),
                 "" if row["recipe"] == BASELINE else number(row["standard_error"], ".4f"),
+                "" if row["recipe"] == BASELINE else number(row["decided_above"], ".4f"),
                 verdict,
                 number(row["tokens_per_second"], ",.0f"),
                 number(row["parameters"], ","),
@@ -394,16 +424,23 @@ def notes(results: dict[str, Any]) -> list[str]:
         f"{sds['seed']} with another training seed, {sds['both']} with both."
     )
     compared = [row for row in results["recipes"] if row["standard_error"] is not None]
-    if noise["rest"] is not None and compared:
+    if compared:
+        m = len(compared)
         found.append(
-            f"A difference is from the baseline with the same seeds, which leaves {noise['rest']:.4f} of noise. It is "
-            f"decided above {noise['standard_errors_needed']:.2f} standard errors: Student's t with "
-            f"{noise['degrees_of_freedom']} degrees of freedom, from all recipes together."
+            "A difference is from the baseline with the same seeds"
+            + (f", which leaves {noise['rest']:.4f} of noise in a run. " if noise["rest"] is not None else ". ")
+            + "Its standard error counts how far the recipe's own runs scatter; it is decided above the multiple of it "
+            "that Student's t asks of that number of runs (Cochran and Cox)."
         )
         found.append(
-            f"By chance alone that happens once in twenty comparisons, and here are {len(compared)}: "
-            f"expect {len(compared) / 20:.1f}. All are from the same baseline, so they err together."
+            f"Of differences that are none, about one in twenty is decided by chance. With {m} comparisons that is "
+            f"{m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}."
         )
+        if any(len(row["runs"]) == 2 for row in compared):
+            found.append(
+                "Two runs hardly show how far a recipe scatters. With --seeds_per_intervention 3, differences a third "
+                "as large are found."
+            )
     elif any(row["recipe"] == BASELINE for row in results["recipes"]):
         found.append("Too few runs to tell a difference from noise.")
     else:
@@ -426,13 +463,14 @@ def draw(results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(8, 1.4 + 0.28 * len(rows)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
     band = results["noise"]["baseline"]["both"] or 0.0
-    factor = results["noise"]["standard_errors_needed"] or 0.0
     dots = {row["recipe"]: [r["difference"] for r in row["runs"] if r["difference"] is not None] for row in rows}
     found = np.array([0.0, *(value for values in dots.values() for value in values)])
     # Bad settings can be worse by any amount; the good ones are what is to be told apart.
     cut = max(-2.5 * found.min(), 10 * band, 0.01)
-    whiskers = {row["recipe"]: factor * (row["standard_error"] or 0.0) for row in rows}
-    inside = [row for row in rows if row["difference"] is not None and row["difference"] <= cut]
+    whiskers = {row["recipe"]: row["decided_above"] or 0.0 for row in rows}
+    # Whiskers of what is undecided may be far longer than any difference: they are cut off at the edge.
+    decided = [row for row in rows if row["verdict"] in ("lower", "higher")]
+    inside = [row for row in decided if row["difference"] <= cut]
     low = min(found.min(), -band, *(row["difference"] - whiskers[row["recipe"]] for row in inside))
     high = max(found[found <= cut].max(), band, *(row["difference"] + whiskers[row["recipe"]] for row in inside))
     room = 0.04 * (high - low) or 0.01
