@@ -25,10 +25,13 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation
+from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokenizer import train_tokenizer
+from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs import RunFolder, RunStoppedError, read_json, read_jsonl
 from gpt2small_hf.training.guard import KINDS
@@ -134,6 +137,37 @@ def measure_chats(folder: Path, place: Path, kind: str) -> tuple[float, float]:
 def test_two_processes_measure_each_supervised_token_once(pair, folder, tmp_path):
     """Eleven rows do not go into batches of two on two processes: accelerate would measure some rows twice."""
     for found, by_token in [measure_chats(folder, tmp_path, "alone"), *pair(measure_chats, folder, tmp_path, "copied")]:
+        assert found == pytest.approx(by_token, abs=1e-5)
+
+
+def measure_text(folder: Path, place: Path, kind: str, rows: int, batch_size: int) -> tuple[float, float]:
+    """The Trainer's held-out loss of some rows of text, and the mean over their tokens by `heldout_losses`."""
+    heldout = TokenDataset(place / "data", "validation", 16, max_rows=rows)
+    assert len(heldout) == rows
+    torch.manual_seed(0)
+    model = GPT2SmallForCausalLM(tiny_config(vocab_size=300, max_position_embeddings=128))
+    args = TrainingArguments(
+        output_dir=str(place),
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        per_device_eval_batch_size=batch_size,
+    )
+    assert args.world_size == (1 if kind == "alone" else 2)
+    trainer = LanguageModelTrainer(
+        model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout
+    )
+    return trainer.evaluate()["eval_loss"], float(heldout_losses(model, heldout).mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "batch_size"), [(11, 2), (1, 4), (13, 3), (12, 2)])
+def test_two_processes_measure_each_row_of_text_once(pair, folder, tmp_path, rows, batch_size):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"Every effort {n} moves {n * n} you forward.\n\n" for n in range(200)))
+    prepare(PrepareArguments(text=[str(text)], vocab_size=300, validation_fraction=0.3), tmp_path / "data")
+    alone = measure_text(folder, tmp_path, "alone", rows, batch_size)
+    for found, by_token in [alone, *pair(measure_text, folder, tmp_path, "copied", rows, batch_size)]:
         assert found == pytest.approx(by_token, abs=1e-5)
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat import BATCH, Encoded, encode
 from gpt2small_hf.data.conversations import Conversation, Message, counted
+from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.runs import UsageError
 
@@ -231,23 +232,26 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
 
 
 class Filled(torch.utils.data.Dataset[dict[str, np.ndarray]]):
-    """Rows, and behind them empty ones without labels, up to a multiple of some number.
+    """Rows, and behind them padding rows without labels, up to a multiple of some number.
 
-    Processes that share the work get as many rows each, in full batches; of others accelerate would repeat some.
+    Processes that share the work get the same number of rows, in full batches; accelerate would repeat some of them.
     """
 
-    def __init__(self, rows: ChatDataset, multiple: int) -> None:
+    def __init__(self, rows: ChatDataset | TokenDataset, multiple: int) -> None:
         self.rows, self.multiple = rows, multiple
 
     def __len__(self) -> int:
         return -(-len(self.rows) // self.multiple) * self.multiple
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-        """As the rows have it; of an empty one two tokens of filling."""
+        """As the rows have it, always with labels; a padding row has nothing to predict."""
+        real = self.rows[min(row, len(self.rows) - 1)]
         if row < len(self.rows):
-            return self.rows[row]
-        empty = {"input_ids": self.rows.pad_id, "labels": IGNORED, "position_ids": 0}
-        return {name: np.full(2, empty[name]) for name in self.rows[0]}
+            return {"labels": real["input_ids"], **real}
+        if isinstance(self.rows, ChatDataset):  # whose `collate` pads: two tokens suffice
+            padding = {"input_ids": self.rows.pad_id, "labels": IGNORED, "position_ids": 0}
+            return {name: np.full(2, padding[name]) for name in real}
+        return {**real, "labels": np.full_like(real["input_ids"], IGNORED)}
 
 
 def _shortened(tokenizer: PreTrainedTokenizerFast, chat: list[Message], limit: int) -> list[Message] | None:

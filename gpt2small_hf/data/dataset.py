@@ -29,10 +29,10 @@ DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it a
 def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
 
-    `position_ids` are there if the rows have them.
+    `position_ids` are there if the rows have them; `labels` are those of rows that have their own.
     """
     batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return batch | {"labels": batch["input_ids"].clone()}
+    return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
 
 
 class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):

@@ -22,6 +22,7 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
+from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, sync, write_json
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
@@ -70,11 +71,14 @@ class LanguageModelTrainer(Trainer):
         self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
         self.eval_labels: int | None = None
-        """Supervised tokens of the held-out rows, where these have different numbers of them."""
-        if isinstance(self.eval_dataset, ChatDataset):
-            self.eval_labels = self.eval_dataset.n_supervised
-            if self.args.world_size > 1:
-                self.eval_dataset = Filled(self.eval_dataset, self.args.world_size * self.args.eval_batch_size)
+        """Predicted tokens of the held-out rows, where these have different numbers of them."""
+        rows, several = self.eval_dataset, self.args.world_size > 1
+        if isinstance(rows, ChatDataset):
+            self.eval_labels = rows.n_supervised
+        elif several and isinstance(rows, TokenDataset):
+            self.eval_labels = len(rows) * (rows.seq_len - 1)
+        if several and isinstance(rows, (ChatDataset, TokenDataset)):
+            self.eval_dataset = Filled(rows, self.args.world_size * self.args.eval_batch_size)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator; see `Trainer`. In shards, its bfloat16 would round the loss to three digits."""
