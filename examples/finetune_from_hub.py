@@ -99,10 +99,13 @@ def main() -> None:
     # 4. The folder: weights, code, tokenizer with its template, and when to stop.
     folder = args.output_dir / "model"
     model.config.use_cache = True  # the Trainer turns it off for training
-    # Unless told, the pipeline asks for 256 new tokens, however short the context; half of it is for the question.
-    model.generation_config.max_new_tokens = min(256, model.config.max_position_embeddings // 2)
+    context = model.config.max_position_embeddings
+    if context < 512:  # the pipeline asks for 256 new tokens unless the model sets a length
+        model.generation_config.update(max_length=context, max_new_tokens=None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):  # safetensors makes files that only their owner may read
+        weights.chmod((folder / "config.json").stat().st_mode)
 
     # 5. What anybody can do with that folder: ask it something, here what it was not trained on.
     write = pipeline("text-generation", model=str(folder), trust_remote_code=True)

@@ -55,6 +55,8 @@ def main() -> None:
     model.config.use_cache = True  # the Trainer turns it off for training
     model.save_pretrained(args.output_dir / "merged")
     tokenizer.save_pretrained(args.output_dir / "merged")
+    for weights in args.output_dir.glob("*/*.safetensors"):  # safetensors makes files that only their owner may read
+        weights.chmod((args.output_dir / "merged" / "config.json").stat().st_mode)
     print(f"wrote {args.output_dir / 'adapter'} (the adapter alone) and {args.output_dir / 'merged'} (a whole model)")
     print(f"next: python examples/use_from_hub.py {args.output_dir / 'merged'}")
 

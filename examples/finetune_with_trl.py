@@ -49,6 +49,8 @@ def main() -> None:
     model.config.use_cache = True  # the Trainer turns it off for training
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for weights in folder.glob("*.safetensors"):  # safetensors makes files that only their owner may read
+        weights.chmod((folder / "config.json").stat().st_mode)
     write = pipeline("text-generation", model=str(folder), trust_remote_code=True)
     for row in rows[9:20:10]:  # two of those held out
         question = row["messages"][: [turn["role"] for turn in row["messages"]].index("assistant")]
@@ -110,8 +112,9 @@ def chat_model(name: str) -> tuple[Any, Any]:
     # An answer is over at the end of its turn; and where a text was, which the model has learned before.
     model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
-    # Unless told, the pipeline asks for 256 new tokens, however short the context; half of it is for the question.
-    model.generation_config.max_new_tokens = min(256, model.config.max_position_embeddings // 2)
+    context = model.config.max_position_embeddings
+    if context < 512:  # the pipeline asks for 256 new tokens unless the model sets a length
+        model.generation_config.update(max_length=context, max_new_tokens=None)
     return model, tokenizer
 
 

@@ -17,7 +17,7 @@ from transformers.utils import logging
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.model.conversion import Source, fetch, read
-from gpt2small_hf.runs import RunFolder, UsageError, whole
+from gpt2small_hf.runs import RunFolder, UsageError, give_usual_permissions, whole
 
 TOLERANCE = 1e-5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
@@ -74,6 +74,7 @@ def convert(
             source.build(to).save_pretrained(unfinished)
             if words is not None:
                 words.save_pretrained(unfinished)
+            give_usual_permissions(unfinished)
             difference = check(source, unfinished)
     except OSError as error:
         raise UsageError(f"{dst} cannot be written ({error.strerror or error}). Name another folder.") from None

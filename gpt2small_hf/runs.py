@@ -15,6 +15,7 @@ import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -347,6 +348,16 @@ def remove_if_empty(folder: Path) -> None:
     """Remove a folder, unless it has contents or cannot be removed."""
     with suppress(OSError):
         folder.rmdir()
+
+
+def give_usual_permissions(folder: Path) -> None:
+    """Give the weights in a model folder the mode of other new files: safetensors lets only the owner read them.
+
+    The folder's configuration (`config.json` or `adapter_config.json`) is a file with the usual mode.
+    """
+    usual = stat.S_IMODE(next(folder.glob("*config.json")).stat().st_mode)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(usual)
 
 
 def finite(value: Any) -> Any:

@@ -129,6 +129,7 @@ def test_the_loss_falls_and_the_folder_alone_answers_a_question(tiny_run, tmp_pa
         'next: pip install "transformers[serving]"; transformers serve out/model --trust-remote-code',
     ]
 
+    assert len({path.stat().st_mode for path in (tmp_path / "out" / "model").iterdir()}) == 1  # others may read all
     shutil.rmtree(tmp_path / "model")
     heard = as_stranger(f"""
 from transformers import pipeline
@@ -136,7 +137,7 @@ write = pipeline("text-generation", model={str(tmp_path / "out" / "model")!r}, t
 assert "transformers_modules" in type(write.model).__module__
 assert write.model.config.max_position_embeddings == write.tokenizer.model_max_length == 256
 assert write.model.config.use_cache
-assert write.model.generation_config.max_new_tokens == 128
+assert write.model.generation_config.max_length == 256
 assert write.model.generation_config.eos_token_id == write.tokenizer.eos_token_id
 chat = [dict(role="user", content="What did number 25 see?")]
 print(write(chat, do_sample=False)[0]["generated_text"][-1]["content"])

@@ -363,6 +363,8 @@ def test_ours_goes_to_native_gpt2_and_back_without_a_trace(tmp_path, variant, dt
     native = GPT2LMHeadModel.from_pretrained(tmp_path / "gpt2", dtype=torch.float32)
     assert_equal_logits(native, again.float())
     assert (native.lm_head.weight is native.transformer.wte.weight) is ours.config.tie_word_embeddings
+    for folder in ("gpt2", "again"):  # others may read all of it
+        assert len({path.stat().st_mode for path in (tmp_path / folder).iterdir()}) == 1
 
 
 def test_a_native_folder_trained_further_keeps_the_biases_it_learned(tmp_path):

@@ -13,6 +13,7 @@ import torch
 import yaml
 from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny_config, tiny_words
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments, pipeline
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, read_json, read_jsonl, sha256
@@ -93,7 +94,25 @@ def test_the_model_folder_carries_tokenizer_lengths_and_ids_that_agree(tiny_run)
     assert len(tokenizer) == model.config.vocab_size == 300
     ids = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     assert ids == {model.config.eos_token_id} == {model.generation_config.eos_token_id}
-    assert model.generation_config.max_new_tokens == 16
+    assert (model.generation_config.max_length, model.generation_config.max_new_tokens) == (32, None)
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["package", "remote"])
+def test_short_model_writes_within_its_context_and_as_long_as_asked(tiny_run, remote, caplog):
+    name = "modeling_gpt2small.GPT2SmallForCausalLM"
+    kind = get_class_from_dynamic_module(name, str(tiny_run.model)) if remote else AutoModelForCausalLM
+    model, tokenizer = kind.from_pretrained(tiny_run.model), AutoTokenizer.from_pretrained(tiny_run.model)
+    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    model.generation_config.eos_token_id = None
+    for prompt in ("Once", "Once the fox " * 4):  # the pipeline's default is 256 new tokens
+        assert write(prompt)[0]["generated_text"].startswith(prompt)
+    ids = torch.arange(28)[None]
+    assert model.generate(ids, max_length=30).shape[1] == 30  # as lm-evaluation-harness asks
+    assert model.generate(ids[:, :4], max_new_tokens=5).shape[1] == 9
+    assert model.generate(ids).shape[1] == 32
+    assert "seem to have been set" not in caplog.text
+    assert model.generate(ids[:, :4], max_new_tokens=5, max_length=20).shape[1] == 9
+    assert "seem to have been set" in caplog.text  # by this caller
 
 
 def test_every_checkpoint_loads_by_itself(tiny_run):
@@ -274,7 +293,10 @@ def test_what_is_published_carries_no_trace_of_the_machine_and_anybody_may_read_
     assert config["use_cache"] is True
     assert not {"is_local", "local_files_only"} & settings.keys()
     assert not read_json(tiny_run.model / "generation_config.json").get("_from_model_config")
-    assert len({path.stat().st_mode for path in tiny_run.model.iterdir()}) == 1
+    checkpoints = list(tiny_run.checkpoints.iterdir())
+    for folder in (tiny_run.model, *checkpoints):
+        assert len({path.stat().st_mode for path in folder.iterdir()}) == 1
+    assert checkpoints
 
 
 @pytest.mark.parametrize("scheme", ["gpt2", "torch", "small_init"])

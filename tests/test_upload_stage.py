@@ -112,8 +112,8 @@ def test_of_a_checkpoint_the_model_is_staged_and_neither_its_optimizer_nor_the_r
     assert set(files_of(folder)) == MODEL | CODE_FILES | {"resolved.json"}
     assert read_json(folder / "config.json") == {**read_json(checkpoint / "config.json"), "use_cache": True}
     told = read_json(checkpoint / "generation_config.json")
-    assert "max_new_tokens" not in told
-    assert read_json(folder / "generation_config.json") == {**told, "max_new_tokens": 16}
+    assert not {"max_length", "max_new_tokens"} & told.keys()
+    assert read_json(folder / "generation_config.json") == {**told, "max_length": 32}
     resolved = read_json(run.resolved)
     assert Path(resolved["run"]["output_dir"]).is_absolute()
     assert read_json(folder / "resolved.json") == scrubbed(resolved) != resolved
@@ -143,21 +143,26 @@ def test_of_a_chat_run_the_template_is_staged_as_it_is(chat_run, tmp_path, monke
 
 @pytest.mark.parametrize(
     ("context", "told", "staged_as"),
-    [(32, None, 16), (32, 7, 7), (511, None, 255), (512, None, None), (1024, None, None), (1024, 7, 7)],
+    [
+        (32, {}, {"max_length": 32}),
+        (32, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
+        (32, {"max_length": 20}, {"max_length": 20}),
+        (511, {}, {"max_length": 511}),
+        (512, {}, {}),
+        (1024, {"max_new_tokens": 7}, {"max_new_tokens": 7}),
+    ],
 )
 def test_a_pipeline_is_kept_within_a_short_context_unless_the_model_says_otherwise(context, told, staged_as, bare):
     change(bare / "config.json", max_position_embeddings=context)
     before = read_json(bare / "generation_config.json")
-    assert before.pop("max_new_tokens") == 16  # a finished run has seen to it; others have not
-    write_json(bare / "generation_config.json", before if told is None else {**before, "max_new_tokens": told})
-    now = read_json(staged(bare) / "generation_config.json")
-    assert now.pop("max_new_tokens", None) == staged_as
-    assert now == before
+    assert before.pop("max_length") == 32  # a finished run has seen to it; others have not
+    write_json(bare / "generation_config.json", {**before, **told})
+    assert read_json(staged(bare) / "generation_config.json") == {**before, **staged_as}
 
 
 def test_a_model_without_generation_settings_gets_what_a_short_context_needs(bare):
     (bare / "generation_config.json").unlink()
-    assert read_json(staged(bare) / "generation_config.json") == {"max_new_tokens": 16}
+    assert read_json(staged(bare) / "generation_config.json") == {"max_length": 32}
 
 
 def test_what_is_staged_is_a_copy_that_others_may_read_and_the_runs_own_files_stay_as_they_are(bare):
@@ -252,7 +257,7 @@ def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsy
     assert names == MODEL | CHARTS | RESULTS
     assert read_json(Path("native/config.json"))["model_type"] == "gpt2"
     assert "auto_map" not in read_json(Path("native/config.json"))
-    assert read_json(Path("native/generation_config.json"))["max_new_tokens"] == 16
+    assert read_json(Path("native/generation_config.json"))["max_length"] == 32
     for name in CHARTS | RESULTS | {"tokenizer.json"}:
         assert (Path("native") / name).read_bytes() == (ours / name).read_bytes()
     assert capsys.readouterr().out == ""

@@ -197,8 +197,8 @@ def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     told = read_json(path) if path.is_file() else {}
     told.pop("_name_or_path", None)
     context = settings.get("max_position_embeddings", settings.get("n_positions", SHORT_CONTEXT))
-    if context < SHORT_CONTEXT and told.get("max_new_tokens") is None:
-        told["max_new_tokens"] = context // 2
+    if context < SHORT_CONTEXT and told.get("max_new_tokens") is None and told.get("max_length") is None:
+        told["max_length"] = context
     return told
 
 

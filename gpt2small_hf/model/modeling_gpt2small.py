@@ -258,6 +258,17 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             self.model._check_context(position_ids, input_ids.shape[1])
         return inputs
 
+    def _prepare_generated_length(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, generation_config: Any, has_default_max_length: bool, **kwargs: Any
+    ) -> Any:
+        # A short model's own max_length keeps the pipeline, which asks for 256 new tokens, within the context. A caller
+        # who asks for max_new_tokens has not set it, and need not be warned that both are set.
+        if generation_config.max_new_tokens is not None:
+            has_default_max_length |= generation_config.max_length == self.generation_config.max_length
+        return super()._prepare_generated_length(  # pyright: ignore[reportAttributeAccessIssue]
+            generation_config=generation_config, has_default_max_length=has_default_max_length, **kwargs
+        )
+
     def _can_skip_logits(self, hidden_states: Tensor) -> bool:
         # The chunked loss reads the head's weight and goes around its forward: not where something stands in its place
         # (an adapter, a quantised layer, a hook that fetches an offloaded weight) or the weight lies on many devices.

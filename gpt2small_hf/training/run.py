@@ -12,7 +12,6 @@ import platform
 import shlex
 import shutil
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,6 +49,7 @@ from gpt2small_hf.runs import (
     UsageError,
     disk_is_full,
     finite,
+    give_usual_permissions,
     locked,
     made_by,
     read_json,
@@ -495,7 +495,7 @@ def merged(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:
         # Old rows of the embedding and head are the base's; with new tokens peft would save all of them again.
         model.save_pretrained(temporary, save_embedding_layers=False)
         (temporary / "README.md").unlink(missing_ok=True)  # a card with nothing filled in
-        _let_others_read(temporary)
+        give_usual_permissions(temporary)
     return model.merge_and_unload()
 
 
@@ -504,20 +504,15 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
     model.config.use_cache = True  # the Trainer turns it off for training
     model.generation_config._from_model_config = False
     context = model.config.max_position_embeddings
+    # The pipeline asks for 256 new tokens unless the model sets a length, which a short context cannot hold. The length
+    # is a max_length: a max_new_tokens would also override the max_length of a caller.
+    model.generation_config.max_length = context if context < 512 else None
     if context < 512:
-        # The pipeline asks for 256 new tokens unless the model says otherwise, which a short context cannot hold.
-        model.generation_config.max_new_tokens = context // 2
+        model.generation_config.max_new_tokens = None
     with whole(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        _let_others_read(temporary)
-
-
-def _let_others_read(folder: Path) -> None:
-    """Give all files the permissions that new ones have here: safetensors makes some that only their owner may read."""
-    usual = stat.S_IMODE(next(folder.glob("*config.json")).stat().st_mode)
-    for path in folder.iterdir():
-        path.chmod(usual)
+        give_usual_permissions(temporary)
 
 
 def _plain(value: Any) -> Any:

@@ -23,7 +23,15 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.runs import RunStoppedError, UsageError, disk_is_full, read_json, sync, write_json
+from gpt2small_hf.runs import (
+    RunStoppedError,
+    UsageError,
+    disk_is_full,
+    give_usual_permissions,
+    read_json,
+    sync,
+    write_json,
+)
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
 from gpt2small_hf.training.resume import is_whole
@@ -297,6 +305,8 @@ class LanguageModelTrainer(Trainer):
         self._alone(lambda: self._give_name(making / name, checkpoints / name))
 
     def _give_name(self, made: Path, name: Path) -> None:
+        if any(made.glob("*config.json")):  # sharded checkpoints of FSDP and DeepSpeed have none
+            give_usual_permissions(made)
         self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
         if name.exists():  # damaged, or it would not be saved again
             shutil.rmtree(name)

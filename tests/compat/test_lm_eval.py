@@ -114,3 +114,15 @@ def test_bits_per_byte_of_a_text_longer_than_the_context_equal_a_hand_computatio
     assert summary["our_text"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, rel=1e-5)
     words = len(TEXT.split()) + 1  # it counts an empty word after the last space
     assert summary["our_text"]["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-4)
+
+
+def test_generate_until_writes_within_a_short_context(tiny_run):
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(pretrained=str(tiny_run.model), trust_remote_code=True, device="cpu", batch_size=1)
+    asked = {"until": ["\n"], "max_gen_toks": 4, "do_sample": False}
+    requests = [Instance("generate_until", {}, ("Once the fox saw the river " * n, asked), 0) for n in (1, 20)]
+    texts = model.generate_until(requests)
+    assert len(texts) == 2
+    assert all(len(model.tok_encode(text)) <= 4 for text in texts)
