@@ -1,18 +1,85 @@
-"""What pyproject.toml promises: an editable install that works from everywhere."""
+"""What pyproject.toml promises: dependencies, and an editable install that works from everywhere."""
 
+import ast
+import inspect
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.metadata import packages_distributions
 
 import pytest
 from conftest import REPOSITORY
+from transformers import Trainer
 
-pytest.importorskip("setuptools.build_meta")
+from gpt2small_hf.training.trainer import LanguageModelTrainer
+
+OURS = {"gpt2small_hf", "upload", "train"}
+
+
+def declared(pyproject: str) -> dict[str, str]:
+    """Requirements in dependencies and in the extra `compat`: name → version specifier."""
+    lists = re.findall(r"^(?:dependencies|compat) = \[(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
+    found = [re.match(r"([\w.-]+)(?:\[\w+\])?(.*)", line) for each in lists for line in re.findall(r'"(.+?)"', each)]
+    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in found if match}
+
+
+def imported() -> set[str]:
+    """Top-level modules that the package, upload/, train.py and the examples import."""
+    names = set()
+    for folder in ("gpt2small_hf", "upload", "examples"):
+        for path in [REPOSITORY / "train.py", *(REPOSITORY / folder).rglob("*.py")]:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Import):
+                    names |= {alias.name.split(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                    names.add(node.module.split(".")[0])
+    return names - OURS - sys.stdlib_module_names
+
+
+def test_imports_are_declared_with_a_lower_bound():
+    requirements = declared((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    distributions = packages_distributions()
+    for module in imported():
+        names = {re.sub(r"[-_.]+", "-", name).lower() for name in distributions.get(module, [module])}
+        assert names & requirements.keys(), f"{module} is imported, and pyproject.toml does not declare it"
+    assert [name for name, version in requirements.items() if not version.startswith(">=")] == []
+
+
+PRIVATE_METHODS = {  # of transformers' Trainer, that training/trainer.py overrides: their parameters
+    "_clip_grad_norm": "self, model",
+    "_get_grad_norm": "self, model, grad_norm",
+    "_get_output_dir": "self, trial",
+    "_init_training_state": (
+        "self, max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial"
+    ),
+    "_load_optimizer_and_scheduler": "self, checkpoint",
+    "_maybe_log_save_evaluate": (
+        "self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate"
+    ),
+    "_save_checkpoint": "self, model, trial",
+    "_save_optimizer_and_scheduler": "self, output_dir",
+    "_track_num_input_tokens": "self, inputs",
+}
+
+
+def test_overridden_private_methods_of_the_trainer_are_listed():
+    private = {name for name in vars(LanguageModelTrainer) if name.startswith("_") and not name.startswith("__")}
+    assert {name for name in private if hasattr(Trainer, name)} == PRIVATE_METHODS.keys()
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [name for name in PRIVATE_METHODS if f"`{name}`" not in contributing] == []
+
+
+@pytest.mark.parametrize("name", PRIVATE_METHODS)
+def test_overridden_private_method_has_the_known_parameters(name):
+    """Fails by name with a release of transformers that changes a method which training/trainer.py overrides."""
+    assert ", ".join(inspect.signature(getattr(Trainer, name)).parameters) == PRIVATE_METHODS[name]
 
 
 def test_editable_install_works_from_the_parent_of_the_clone(tmp_path):
+    pytest.importorskip("setuptools.build_meta")
     clone = tmp_path / "gpt2small_hf"  # named as `git clone` names it, like the package inside
     shutil.copytree(REPOSITORY / "gpt2small_hf", clone / "gpt2small_hf", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
