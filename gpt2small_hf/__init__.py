@@ -21,6 +21,7 @@ from gpt2small_hf.model.modeling_gpt2small import (
     GPT2SmallForTokenClassification,
     GPT2SmallModel,
 )
+from gpt2small_hf.peft_targets import register as register_peft_targets
 
 AutoConfig.register(GPT2SmallConfig.model_type, GPT2SmallConfig)
 AutoModel.register(GPT2SmallConfig, GPT2SmallModel)
@@ -28,6 +29,7 @@ AutoModelForCausalLM.register(GPT2SmallConfig, GPT2SmallForCausalLM)
 AutoModelForSequenceClassification.register(GPT2SmallConfig, GPT2SmallForSequenceClassification)
 AutoModelForTokenClassification.register(GPT2SmallConfig, GPT2SmallForTokenClassification)
 AutoModelForQuestionAnswering.register(GPT2SmallConfig, GPT2SmallForQuestionAnswering)
+register_peft_targets()
 
 __all__ = [
     "GPT",

@@ -3,6 +3,7 @@
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,25 @@ def test_an_adapter_on_every_linear_layer_learns_and_the_models_own_weights_stay
     before = AutoModelForCausalLM.from_pretrained(published).state_dict()
     after = {name.replace(".base_layer", ""): weight for name, weight in model.base_model.model.state_dict().items()}
     assert [name for name, weight in before.items() if not torch.equal(weight, after[name])] == []
+
+
+@pytest.mark.parametrize("first", ["gpt2small_hf", "peft"])
+@pytest.mark.parametrize("settings", ["LoraConfig()", "IA3Config()"])
+def test_target_modules_have_a_default_whichever_package_comes_first(first, settings):
+    code = f"""
+import sys
+import {first}
+assert {first!r} == "peft" or "peft" not in sys.modules
+import gpt2small_hf, peft
+model = gpt2small_hf.GPT2SmallForCausalLM(gpt2small_hf.GPT2SmallConfig(
+    vocab_size=9, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=4))
+adapted = peft.get_peft_model(model, peft.{settings})
+print(sorted(adapted.peft_config["default"].target_modules))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = ["q_proj", "v_proj"] if "Lora" in settings else ["down_proj", "k_proj", "v_proj"]
+    assert done.stdout.splitlines()[-1] == str(expected)
 
 
 @torch.no_grad()
