@@ -197,6 +197,13 @@ class RunArguments:
         default_factory=lambda: ["Every effort moves you"],
         metadata={"help": "Texts that the finished model continues, or of chats answers, greedily and sampled."},
     )
+    sample_all_checkpoints: bool = field(
+        default=False,
+        metadata={
+            "help": "Write samples of the prompts at every checkpoint. Default: before the first step and at about ten "
+            "checkpoints, evenly spaced."
+        },
+    )
 
     def __post_init__(self) -> None:
         for name in ("num_threads", "max_eval_samples", "tokens", "early_stopping_patience", "lora_rank"):

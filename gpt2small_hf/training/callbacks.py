@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
+from collections import deque
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -22,15 +25,22 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
+from transformers.trainer_utils import SaveStrategy
 
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
+from gpt2small_hf.report.tables import one_line
 from gpt2small_hf.runs import RunFolder, append_jsonl, read_jsonl, say, write_jsonl
 from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
+SECONDS_BETWEEN_CHARTS = 30
 SECONDS_OF_PACE = 30
+STEPS_OF_WARM_UP = 3
+"""The first steps allocate and compile: speed is measured after them."""
+MOST_SAMPLES = 10
+CHARACTERS_OF_SAMPLE = 60
 
 
 class MetricsLog(TrainerCallback):
@@ -61,10 +71,20 @@ class MetricsLog(TrainerCallback):
 
 
 class Samples(TrainerCallback):
-    """Append to `samples.jsonl` what the model makes of each prompt: at the first step, and whenever it is saved."""
+    """Append completions of the prompts to `samples.jsonl`: before the first step, and at about ten checkpoints."""
 
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase, prompts: list[str], *, chat: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        prompts: list[str],
+        *,
+        chat: bool,
+        progress: ProgressLine,
+        all_checkpoints: bool = False,
+    ) -> None:
         self.path, self.tokenizer, self.prompts, self.chat = path, tokenizer, prompts, chat
+        self.progress, self.all_checkpoints = progress, all_checkpoints
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -79,14 +99,39 @@ class Samples(TrainerCallback):
         self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the samples of this step, unless they are there."""
+        """Write the samples of this step, unless they are there or the step has none."""
+        if not samples_are_due(args, state, every=self.all_checkpoints):
+            return
         model = whole_model(kwargs["model"])
         if not state.is_world_process_zero:
             return
         if self.path.exists() and any(row["step"] == state.global_step for row in read_jsonl(self.path)):
             return
-        for row in complete(model, self.tokenizer, self.prompts, chat=self.chat):
+        self.progress.show("sampling…")
+        rows = complete(model, self.tokenizer, self.prompts, chat=self.chat)
+        for row in rows:
             append_jsonl(self.path, {"step": state.global_step, **row})
+        self.progress.sample = rows[0]["greedy" if self.chat else "sampled"] if rows else None
+
+
+def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool = False) -> bool:
+    """Whether a checkpoint of this step gets samples: step 0 does, and of the scheduled checkpoints ten or `every` one.
+
+    It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples of one that was
+    not interrupted. A checkpoint that a signal asked for is not on the schedule.
+    """
+    if state.global_step in (0, state.max_steps):
+        return True
+    strategy = args.eval_strategy if args.save_strategy == SaveStrategy.BEST else args.save_strategy
+    if strategy == SaveStrategy.EPOCH:
+        number, total = state.epoch or 0.0, math.ceil(state.num_train_epochs)
+    else:
+        interval = state.eval_steps if args.save_strategy == SaveStrategy.BEST else state.save_steps
+        number, total = state.global_step / interval, math.ceil(state.max_steps / interval)
+    nearest = round(number)
+    if strategy == "no" or abs(number - nearest) > 1e-6:
+        return False
+    return every or nearest * MOST_SAMPLES // total > (nearest - 1) * MOST_SAMPLES // total
 
 
 def whole_model(model: nn.Module) -> Any:
@@ -104,15 +149,17 @@ def whole_model(model: nn.Module) -> Any:
 
 
 class Charts(TrainerCallback):
-    """Draw the run's pictures whenever it is saved."""
+    """Draw the run's charts at a checkpoint, unless they were drawn less than 30 seconds ago."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
+        self.drawn = time.perf_counter()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Draw them from the files."""
-        if state.is_world_process_zero:
+        """Draw them from the files. Nothing depends on them, so the clock may decide."""
+        if state.is_world_process_zero and time.perf_counter() - self.drawn >= SECONDS_BETWEEN_CHARTS:
             draw_charts(self.run)
+            self.drawn = time.perf_counter()
 
 
 class StopWhenRising(TrainerCallback):
@@ -136,7 +183,8 @@ class StopWhenRising(TrainerCallback):
 class StopOnSignal(TrainerCallback):
     """At SIGTERM or SIGINT on any rank, save and stop, on all ranks after the same step. A second signal kills."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: ProgressLine) -> None:
+        self.progress = progress
         self.caught = 0
         """The signal that ended training, on this rank or another; 0 for none."""
 
@@ -150,8 +198,7 @@ class StopOnSignal(TrainerCallback):
         """Remember the signal until the step's end."""
         self.caught = number
         self.close()
-        # Not print: the signal may have come while stderr's buffer is being written.
-        os.write(2, b"stopping after this step, once it is saved; a second signal ends at once.\n")
+        self.progress.write_at_once("stopping after this step, once it is saved; a second signal ends at once.")
 
     def close(self) -> None:
         """Leave signals to who had them before."""
@@ -174,7 +221,8 @@ class StopOnSignal(TrainerCallback):
 class ProgressLine(TrainerCallback):
     """One line on stderr, always in the same order: step, loss, learning rate, gradient norm, speed, time left.
 
-    On a terminal it is redrawn in place under a bar; elsewhere a line is printed every ten seconds.
+    On a terminal it is redrawn in place beside a bar; elsewhere a line is printed every ten seconds. Each evaluation
+    and each sample leave a line: step, losses, the beginning of the first prompt's text.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -182,16 +230,21 @@ class ProgressLine(TrainerCallback):
         self.console = Console(stderr=True, highlight=False)
         self.bar = Progress(BarColumn(20), TextColumn("{task.description}"), console=self.console, transient=True)
         self.logged: dict[str, float] = {}
+        self.evaluated = False
+        self.sample: str | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Start the clock."""
-        # Speed is that of the last half minute or more: a busy machine's is not the same all the way.
-        self.pace = [(time.perf_counter(), state.global_step)]
-        self.printed = time.perf_counter()
+        """Show the bar."""
+        self.first_step = state.global_step
+        # (seconds spent in steps, step), of the last half minute or more: a busy machine's speed changes.
+        self.pace = deque([(0.0, state.global_step)])
+        self.began = self.printed = self.mark = time.perf_counter()
+        self.in_steps = 0.0
+        self.interrupted = False  # by an evaluation or a checkpoint, which are not part of the next step
         if state.is_world_process_zero and self.console.is_terminal:
-            self.task = self.bar.add_task("", total=state.max_steps, completed=state.global_step)
+            self.task = self.bar.add_task(self.words(state), total=state.max_steps, completed=state.global_step)
             self.bar.start()
 
     def on_log(
@@ -205,15 +258,42 @@ class ProgressLine(TrainerCallback):
         """Remember the newest figures."""
         self.logged.update(logs or {})
 
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Print what was evaluated and sampled since the last step; start the clock again."""
+        if self.evaluated or self.sample is not None:
+            self.print_history(state)
+        if self.interrupted:
+            self.mark, self.interrupted = time.perf_counter(), False
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show them."""
+        """Show the newest figures."""
+        now = time.perf_counter()
+        self.count_step(now, state.global_step)
         if not state.is_world_process_zero:
             return
         if self.console.is_terminal:
             self.bar.update(self.task, completed=state.global_step, description=self.words(state))
-        elif time.perf_counter() - self.printed >= SECONDS_BETWEEN_PLAIN_LINES:
-            self.printed = time.perf_counter()
+        elif now - self.printed >= SECONDS_BETWEEN_PLAIN_LINES:
+            self.printed = now
             self.console.print(self.words(state), soft_wrap=True)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Say why the bar does not move."""
+        if not self.interrupted:
+            self.interrupted = True
+            self.show("evaluating…")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the line for the next step's beginning: samples of this step come after the evaluation."""
+        self.interrupted = self.evaluated = True
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Leave the checkpoint's time out of the next step's."""
+        self.interrupted = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -221,7 +301,49 @@ class ProgressLine(TrainerCallback):
         """Leave the last figures on the screen."""
         if state.is_world_process_zero:
             self.close()
+            if self.evaluated or self.sample is not None:
+                self.print_history(state)
             self.console.print(self.words(state), soft_wrap=True)
+
+    def count_step(self, now: float, step: int) -> None:
+        """Add the time of a step, without evaluation and checkpoint before it; leave out the first, slow steps."""
+        if step <= self.first_step + STEPS_OF_WARM_UP:
+            self.began = now
+            self.pace = deque([(0.0, step)])
+        else:
+            self.in_steps += now - self.mark
+            if self.in_steps - self.pace[-1][0] > 1:
+                self.pace.append((self.in_steps, step))
+            while len(self.pace) > 1 and self.in_steps - self.pace[1][0] > SECONDS_OF_PACE:
+                self.pace.popleft()
+        self.mark = now
+
+    def show(self, activity: str) -> None:
+        """Put what the run is doing beside steps behind the bar, until the next step."""
+        if self.bar.live.is_started:
+            step = self.bar.tasks[self.task].description.partition("  ")[0]
+            self.bar.update(self.task, description=f"{step}  {activity}", refresh=True)
+
+    def print_history(self, state: TrainerState) -> None:
+        """Print a line of the step, its losses and the beginning of a sample, above the bar if there is one."""
+        if state.is_world_process_zero:
+            names = [("loss", "loss"), *([("eval_loss", "held-out")] if self.evaluated else [])]
+            words = [f"step {state.global_step:,}/{state.max_steps:,}"]
+            words += [f"{label} {self.logged[name]:.3f}" for name, label in names if name in self.logged]
+            if self.sample is not None:
+                words.append(f"▸{one_line(self.sample, CHARACTERS_OF_SAMPLE)}")
+            line = Text("  ".join(words))  # no markup: a model can write anything
+            if self.console.is_terminal:
+                self.console.print(line, no_wrap=True, overflow="ellipsis")
+            else:
+                self.console.print(line, soft_wrap=True)
+        self.evaluated, self.sample = False, None
+
+    def write_at_once(self, line: str) -> None:
+        """Write a line from a signal handler, in the place of the bar, which is drawn again below it."""
+        erase = "\r\x1b[2K" if self.bar.live.is_started and not self.console.legacy_windows else ""
+        # Not print: the signal may have come while stderr's buffer is being written.
+        os.write(2, f"{erase}{line}\n".encode())
 
     def close(self) -> None:
         """Take the bar off the terminal; harmless when there is none."""
@@ -229,14 +351,7 @@ class ProgressLine(TrainerCallback):
             self.bar.stop()
 
     def words(self, state: TrainerState) -> str:
-        """The line itself."""
-        now = time.perf_counter()
-        while len(self.pace) > 1 and now - self.pace[1][0] > SECONDS_OF_PACE:
-            self.pace.pop(0)
-        since, at_step = self.pace[0]
-        if now - self.pace[-1][0] > 1:
-            self.pace.append((now, state.global_step))
-        steps_a_second = (state.global_step - at_step) / (now - since)
+        """The line itself. Speed and time left are known once some steps after the first, slow ones are done."""
         words = [f"step {state.global_step:,}/{state.max_steps:,}"]
         for name, label, style in [
             ("loss", "loss", ".3f"),
@@ -246,12 +361,18 @@ class ProgressLine(TrainerCallback):
         ]:
             if name in self.logged:
                 words.append(f"{label} {self.logged[name]:{style}}")
-        words.append(f"{_thousands(steps_a_second * self.tokens_per_step)} tok/s")
+        since, at_step = self.pace[0]
+        if state.global_step > at_step:
+            seconds_a_step = (self.in_steps - since) / (state.global_step - at_step)
+            words.append(f"{_thousands(self.tokens_per_step / seconds_a_step)} tok/s")
+            # Evaluations, checkpoints and samples to come take their share of the time.
+            elapsed = (self.mark - self.began) / self.in_steps
+            left = f"left {duration((state.max_steps - state.global_step) * seconds_a_step * elapsed)}"
+        else:
+            left = None
         if torch.cuda.is_available():
             words.append(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
-        left = (state.max_steps - state.global_step) / steps_a_second if steps_a_second else 0
-        words.append(f"left {duration(left)}")
-        return "  ".join(words)
+        return "  ".join([*words, left] if left else words)
 
 
 def duration(seconds: float) -> str:

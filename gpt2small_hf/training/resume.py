@@ -29,6 +29,7 @@ MAY_CHANGE = {
         "print_recipe",
         "num_threads",
         "prompts",
+        "sample_all_checkpoints",
         "report_to",
         "run_name",
         "project",

@@ -202,7 +202,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         else:
             print(trials_table(find_batch_size(model, args.trainer, rows.seq_len), args.trainer))
         settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
-    progress, stop = ProgressLine(tokens_per_step), StopOnSignal()
+    progress = ProgressLine(tokens_per_step)
+    stop = StopOnSignal(progress)
     metrics = MetricsLog(run.metrics)
     tokenizer.model_max_length = config.max_position_embeddings
     device = args.trainer.device
@@ -227,7 +228,14 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                 metrics,
                 progress,
                 Health(run.metrics),
-                Samples(run.samples, tokenizer, args.run.prompts, chat=chats),
+                Samples(
+                    run.samples,
+                    tokenizer,
+                    args.run.prompts,
+                    chat=chats,
+                    progress=progress,
+                    all_checkpoints=args.run.sample_all_checkpoints,
+                ),
                 Charts(run),
                 *([StopWhenRising(patience)] if (patience := args.run.early_stopping_patience) else []),
             ],

@@ -218,7 +218,7 @@ def gpt2_small_trainer(place: Path, steps: int, **changes: Any) -> LanguageModel
         train_dataset=rows,
         flops_per_token=flops_per_token(config, 1024),
         peak_flops=peak_flops(torch.cuda.get_device_name(), precision_of(arguments)) if on_gpu else None,
-        callbacks=[StopOnSignal()],
+        callbacks=[StopOnSignal(ProgressLine(8 * 1024))],
     )
 
 
