@@ -162,6 +162,19 @@ def test_clipping_is_drawn_where_there_is_any():
     assert len(grad_norm_figure(rows, clip=0.0).axes) == 1
 
 
+@pytest.mark.parametrize("first", [25, 525], ids=["a whole run", "a log that was lost up to step 500"])
+def test_the_first_interval_is_in_the_charts_of_norms_and_speed(first):
+    rows = [training_row(step, 3.0, clipped=0.3, data_wait=0.05) for step in range(first, first + 500, 25)]
+    rows[0] |= {"clipped": 0.9, "tokens_per_second": 5_000.0, "grad_norm_mean": 0.7}
+    for figure, top in ((grad_norm_figure(rows, clip=1.0), 0.7), (throughput_figure(rows), 5_000.0)):
+        line = figure.axes[0].lines[0]
+        assert line.get_xdata()[:2].tolist() == [first - 25, first]
+        assert line.get_ydata()[:2].tolist() == [top, top]
+        below = next(axes for axes in figure.axes if axes.get_ylabel() in ("clipped", "waiting\nfor data"))
+        (area,) = [path.get_extents() for fill in below.collections for path in fill.get_paths()]
+        assert area.x0 == first - 25
+
+
 def test_norms_of_many_sizes_get_a_logarithmic_axis():
     rows = [training_row(step, 3.0, grad_norm_mean=0.1, grad_norm_max=10.0 ** (step % 4)) for step in range(1, 101)]
     assert grad_norm_figure(rows).axes[0].get_yscale() == "log"

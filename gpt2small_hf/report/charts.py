@@ -212,7 +212,8 @@ def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
     clipped = values(train, "clipped")
     axes, below = _panels(figure, bool(clip) and bool(np.isfinite(clipped).any()))
     steps, mean = values(train, "step"), values(train, "grad_norm_mean", "grad_norm")
-    line = band(steps, mean, mean, values(train, "grad_norm_max", "grad_norm_mean", "grad_norm"))
+    high = values(train, "grad_norm_max", "grad_norm_mean", "grad_norm")
+    line = band(*_with_start(steps, mean, mean, high))
     _plot_band(axes, line, "mean", "mean to largest")
     shown = np.concatenate([line.mean, line.high])
     shown = shown[np.isfinite(shown)]
@@ -276,7 +277,7 @@ def throughput_figure(rows: Rows) -> Figure | None:
     figure = _figure()
     waits, mfu = values(train, "data_wait"), values(train, "mfu")
     axes, below = _panels(figure, bool(np.isfinite(waits).any() and np.nanmax(waits) >= 0.005))
-    line = band(steps, speed, speed, speed)
+    line = band(*_with_start(steps, speed, speed, speed))
     usual = float(np.nanmedian(speed))
     _plot(axes, line, f"tokens/s, median {usual:,.0f}")
     top = 1.1 * robust_top(speed) or 1
@@ -286,7 +287,7 @@ def throughput_figure(rows: Rows) -> Figure | None:
     axes.set_ylabel("tokens per second")
     if np.isfinite(mfu).any():
         right = axes.twinx()
-        of_peak = band(steps, mfu, mfu, mfu)
+        of_peak = band(*_with_start(steps, mfu, mfu, mfu))
         label = f"MFU (right), median {np.nanmedian(mfu):.1%}"
         right.plot(of_peak.steps, of_peak.mean, color=LIMIT, linewidth=1.2, linestyle=":", label=label)
         # On one device MFU is speed in another unit: with axes in that proportion the two lines lie on each other.
@@ -301,6 +302,15 @@ def throughput_figure(rows: Rows) -> Figure | None:
 
 def _train(rows: Rows) -> Rows:
     return [row for row in rows if "loss" in row]
+
+
+def _with_start(
+    steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Means over intervals, which are logged at an interval's end, with a point where the first interval starts."""
+    start = max(0, 2 * steps[0] - steps[1] if len(steps) > 1 else 0)
+    low, mean, high = (np.insert(line, 0, line[0]) for line in (low, mean, high))
+    return np.insert(steps, 0, start), low, mean, high
 
 
 # ---- how it is drawn --------------------------------------------------------------------------------------------
@@ -371,7 +381,7 @@ def _mark_above(axes: Axes, steps: np.ndarray, found: np.ndarray, top: float) ->
 
 
 def _share(axes: Axes, steps: np.ndarray, share: np.ndarray, label: str, color: str) -> None:
-    line = band(steps, share, share, share)
+    line = band(*_with_start(steps, share, share, share))
     axes.fill_between(line.steps, 0, line.mean, color=color, alpha=0.35, linewidth=0, step="pre")
     most = next(top for top in (0.1, 0.25, 0.5, 1) if top == 1 or np.nanmax(share) <= top)
     axes.set_ylim(0, most)
