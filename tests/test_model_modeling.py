@@ -306,3 +306,18 @@ print(model(torch.arange(10)[None]).logits.double().sum().item())
         "gpt.py",
         "modeling_gpt2small.py",
     ]
+
+
+def test_labels_and_not_the_mask_decide_what_the_loss_counts(tiny_model):
+    ids = torch.randint(0, 100, (2, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = 0
+    ids[1, 7:] = tiny_model.config.pad_token_id
+    alone = [tiny_model(row, labels=row).loss * (row.shape[1] - 1) for row in (ids[:1], ids[1:, :7])]
+    masked = tiny_model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss
+    torch.testing.assert_close(masked, sum(alone) / (11 + 6))
+    padding_too = tiny_model(ids, attention_mask=mask, labels=ids)
+    every = torch.nn.functional.cross_entropy(padding_too.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    torch.testing.assert_close(padding_too.loss, every)
+    assert not torch.allclose(padding_too.loss, masked)
+    assert "not `attention_mask`" in type(tiny_model).forward.__doc__

@@ -208,7 +208,8 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             position_ids: see the base model.
             past_key_values: see the base model.
             inputs_embeds: see the base model.
-            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is not counted.
+            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is not counted. Labels
+                alone decide what is counted, not `attention_mask`: with `labels=input_ids` padding is counted too.
             use_cache: see the base model.
             logits_to_keep: compute only the last so many positions' logits, or those at these indices; 0 means all.
             skip_logits: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
