@@ -1,6 +1,7 @@
 """The rooms' import rules, read from the source: one direction, no circles, nothing in `model/` a stranger lacks."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -57,6 +58,18 @@ def test_the_core_imports_pytorch_alone():
 @pytest.mark.parametrize("path", [p for p in FILES if p.parent.name == "report"], ids=lambda p: p.name)
 def test_report_reads_files_and_needs_no_pytorch(path):
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "transformers"}
+
+
+def test_report_loads_no_pytorch_at_run_time():
+    code = f"""
+import sys, types
+package = types.ModuleType("gpt2small_hf")  # the package's own import registers the model classes, with PyTorch
+package.__path__ = [{str(REPOSITORY / PACKAGE)!r}]
+sys.modules["gpt2small_hf"] = package
+import gpt2small_hf.report.charts, gpt2small_hf.report.page, gpt2small_hf.report.sweep, gpt2small_hf.report.tables
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_module_is_named_after_the_standard_library():

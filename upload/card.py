@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line
 from gpt2small_hf.runs import UsageError
-from upload.facts import Publication, facts, plural
+from upload.facts import Publication, facts
 from upload.source import Source
 from upload.stage import is_loaded
 
@@ -76,11 +76,9 @@ def quoted(text: str) -> str:
 
 
 FILTERS = {
-    "plural": lambda count, word: plural(count, word),
     "n": lambda value: f"{value:,}",
     "loss": lambda value: number(value, ".3f"),
     "percent": lambda value: f"{100 * value:.3g}%",
-    "sci": lambda value: f"{value:.1e}",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),
     "fenced": lambda text: fenced(shown(text)),
