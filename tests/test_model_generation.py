@@ -750,3 +750,19 @@ def test_padding_takes_no_place_in_the_context(model, cache):
     text = model.generate(**prompts, **GREEDY, **cache, max_new_tokens=8, disable_compile=True)
     for row, its_text in zip(rows, text, strict=True):
         assert torch.equal(its_text[36:], by_hand(model, row, 8))
+
+
+def test_base_model_assists_its_chat_model_greedily(tiny_tokenizer):
+    """The chat model has two more tokens. Sampling fails in the library, where no token has to be translated."""
+    chat_tokenizer = copy.deepcopy(tiny_tokenizer)
+    chat_tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    torch.manual_seed(0)
+    base, chat = (
+        GPT2SmallForCausalLM(tiny_config(vocab_size=len(words))).eval() for words in (tiny_tokenizer, chat_tokenizer)
+    )
+    ids = chat_tokenizer("Every effort", return_tensors="pt").input_ids
+    asked = {"max_new_tokens": 8, "do_sample": False}
+    assisted = chat.generate(
+        ids, assistant_model=base, tokenizer=chat_tokenizer, assistant_tokenizer=tiny_tokenizer, **asked
+    )
+    assert torch.equal(assisted, chat.generate(ids, **asked))
