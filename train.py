@@ -5,21 +5,27 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Train as the command line says."""
-    from gpt2small_hf.training.arguments import parse_arguments, show_recipe
+    """Train as the command line says. torch is imported, which takes seconds, once flags and paths are understood."""
+    from gpt2small_hf.runs import RunFolder
+    from gpt2small_hf.training.arguments import complete, read_arguments, show_recipe
+    from gpt2small_hf.training.paths import check_paths
+    from gpt2small_hf.training.resume import check_folder
+
+    words, default_recipe = sys.argv[1:], Path(__file__).parent / "examples" / "tiny.yaml"
+    args = read_arguments(words, default_recipe)
+    if args.run.print_recipe:
+        print(show_recipe(words, default_recipe), end="")
+        return
+    check_folder(RunFolder(args.run.output_dir), args)
+    check_paths(args)
     from gpt2small_hf.training.run import train
 
-    default_recipe = Path(__file__).parent / "examples" / "tiny.yaml"
-    words = [word for word in sys.argv[1:] if word not in ("--print_recipe", "--print-recipe")]
-    if len(words) < len(sys.argv) - 1:
-        print(show_recipe(words, default_recipe), end="")
-    else:
-        train(parse_arguments(words, default_recipe))
+    train(complete(args))
 
 
 if __name__ == "__main__":
     try:
         from gpt2small_hf.runs import open_door
-    except KeyboardInterrupt:  # importing takes seconds
+    except KeyboardInterrupt:  # importing takes time
         sys.exit(130)
     sys.exit(open_door(main))

@@ -11,19 +11,12 @@ import argparse
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    EarlyStoppingCallback,
-    Trainer,
-    TrainingArguments,
-    pipeline,
-)
+if TYPE_CHECKING:
+    import torch
 
 ROLES = ("system", "user", "assistant")
 # A turn: its role, its words, and the end-of-text token, which the model has already: no embedding has to be added.
@@ -39,6 +32,16 @@ TEMPLATE = """\
 def main() -> None:
     args = parse()
     chats = read(args.data)
+    # Importing these takes seconds: mistakes are answered before.
+    import torch
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        EarlyStoppingCallback,
+        Trainer,
+        TrainingArguments,
+        pipeline,
+    )
 
     # 1. The model. trust_remote_code: its own Python files, three short ones beside its weights, run on your machine.
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
@@ -127,6 +130,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=1e-3, help="for 100 million parameters rather 5e-5")
     parser.add_argument("--max_length", type=int, help="tokens in a conversation (default: the context; at least 256)")
     args = parser.parse_args()
+    if missing := [name for name in ("torch", "transformers", "accelerate") if find_spec(name) is None]:
+        raise ValueError(f'{", ".join(missing)} not installed: pip install torch "transformers[torch]"')
     for name in ("epochs", "learning_rate", "max_length"):
         if (value := getattr(args, name)) is not None and value <= 0:
             raise ValueError(f"--{name} is {value:g}. Give a number above 0.")
@@ -162,8 +167,11 @@ def labelled(chat: list[dict[str, str]], tokenizer: Any) -> dict[str, list[int]]
     return {"input_ids": ids, "labels": [id if own else -100 for id, own in zip(ids, answers, strict=True)]}
 
 
-def padded(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
+def padded(rows: list[dict[str, list[int]]]) -> "dict[str, torch.Tensor]":
     """Rows as one batch, filled up on the right."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
     # Which places are filled is told by the lengths, not by a token: the one that pads may be the one that ends a turn.
     ids, labels = ([torch.tensor(row[name]) for row in rows] for name in ("input_ids", "labels"))
     return {

@@ -12,14 +12,17 @@ import io
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, Trainer, TrainingArguments
+from typing import Any
 
 
 def main() -> None:
     args = parse()
     documents = [text for path in args.text for text in read(path)] if args.text else zen_of_python()
+    # Importing these takes seconds: mistakes are answered before.
+    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
     # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
@@ -70,6 +73,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learning_rate", type=float, default=5e-3)
     parser.add_argument("--seq_len", type=int, default=256, help="tokens in a row; never more than the model takes")
     args = parser.parse_args()
+    if missing := [name for name in ("torch", "transformers", "accelerate", "peft") if find_spec(name) is None]:
+        raise ValueError(f'{", ".join(missing)} not installed: pip install torch "transformers[torch]" peft')
     for name, least in {"max_steps": 1, "seq_len": 8}.items():
         if getattr(args, name) < least:
             raise ValueError(f"--{name} is {getattr(args, name)}. Give {least} or more.")
@@ -106,7 +111,7 @@ def zen_of_python() -> list[str]:
     return codecs.decode(this.s, "rot13").splitlines()[2:]
 
 
-def rows(documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[list, list]:
+def rows(documents: list[str], tokenizer: Any, length: int) -> tuple[list, list]:
     """Rows of ids to train on, and others of whole documents that are held out: every fourth."""
 
     def joined(some: list[str]) -> list[int]:
@@ -131,8 +136,6 @@ def rows(documents: list[str], tokenizer: PreTrainedTokenizerBase, length: int) 
 
 if __name__ == "__main__":
     try:
-        from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
-
         main()
     except (ImportError, OSError, ValueError) as error:  # a mistake one can mend, in one line
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

@@ -11,20 +11,17 @@ import argparse
 import json
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-from gpt2small_hf.data.chat import set_template
-from gpt2small_hf.data.conversations import SHAPES, check
-from gpt2small_hf.runs import UsageError
+def main(args: argparse.Namespace) -> None:
+    # Importing these takes seconds: mistakes are answered before.
+    from datasets import Dataset
+    from transformers import pipeline
+    from trl import SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
-
-def main() -> None:
-    args = parse()
     found = read(args.data)
     model, tokenizer = chat_model(args.model)
     length = tokenizer.model_max_length
@@ -68,6 +65,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30, help="for 100 million parameters rather 3")
     parser.add_argument("--learning_rate", type=float, default=4e-3, help="for 100 million parameters rather 5e-5")
     args = parser.parse_args()
+    if missing := [name for name in ("gpt2small_hf", "trl") if find_spec(name) is None]:
+        raise ValueError(f"{', '.join(missing)} not installed: pip install -e . trl (in a clone of gpt2small_hf)")
     for name in ("epochs", "learning_rate"):
         if (value := getattr(args, name)) <= 0:
             raise ValueError(f"--{name} is {value:g}. Give a number above 0.")
@@ -75,11 +74,15 @@ def parse() -> argparse.Namespace:
         raise ValueError(f"{args.output_dir} holds a model already. Choose another folder with --output_dir.")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
         raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+    if not args.data.is_file():
+        raise ValueError(f"{args.data} does not exist. Name a file of conversations with --data.")
     return args
 
 
 def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
     """The conversations in a file, one a line."""
+    from gpt2small_hf.data.conversations import SHAPES, check
+
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
@@ -95,6 +98,11 @@ def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
 
 def chat_model(name: str) -> tuple[Any, Any]:
     """A model and its tokenizer with what chats take: turns marked by tokens of their own, and room for some turns."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from gpt2small_hf.data.chat import set_template
+
     # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True, dtype=torch.float32)
@@ -127,6 +135,9 @@ def can_be_learned(chat: list[dict[str, str]], tokenizer: Any) -> bool:
 
 def settings(args: argparse.Namespace, context: int) -> Any:
     """The settings of examples/chat.yaml, as TRL calls them."""
+    import torch
+    from trl import SFTConfig  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
+
     return SFTConfig(
         output_dir=str(args.output_dir / "checkpoints"),
         # What the template has between its generation marks: the labels are train.py's. One thing differs: a marker
@@ -161,10 +172,13 @@ def settings(args: argparse.Namespace, context: int) -> Any:
 
 
 if __name__ == "__main__":
+    mistakes: tuple[type[Exception], ...] = (ImportError, OSError, ValueError)
     try:
-        from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
+        arguments = parse()
+        from gpt2small_hf.runs import UsageError
 
-        main()
-    except (ImportError, OSError, UsageError, ValueError) as error:  # a mistake one can mend, in one line
+        mistakes = (*mistakes, UsageError)
+        main(arguments)
+    except mistakes as error:  # one can mend them: in one line
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -9,9 +9,8 @@ python examples/use_from_hub.py runs/chat/model "What does pass do?"
 import argparse
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-
-from transformers import pipeline
 
 
 def main() -> None:
@@ -19,8 +18,12 @@ def main() -> None:
     parser.add_argument("model", help="a model folder, or a Hub id like user/name")
     parser.add_argument("prompt", nargs="*", default=["The"], help="text to continue, or a question (default: The)")
     args = parser.parse_args()
+    if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+        raise ValueError(f"{', '.join(missing)} not installed: pip install torch transformers")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
         raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+
+    from transformers import pipeline  # it takes seconds: mistakes are answered before
 
     # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
     write = pipeline("text-generation", model=args.model, trust_remote_code=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 
+from gpt2small_hf import commands
 from gpt2small_hf.runs import UsageError, open_door
 
 COMMANDS = {
@@ -32,30 +33,8 @@ def main() -> None:
     words = sys.argv[1:]
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
-    elif words[0] == "prepare":
-        from gpt2small_hf.data.tokens import main as prepare
-
-        prepare(words[1:])
-    elif words[0] == "preview":
-        from gpt2small_hf.data.preview import main as preview
-
-        preview(words[1:])
-    elif words[0] == "plan":
-        from gpt2small_hf.plan import main as plan
-
-        plan(words[1:])
-    elif words[0] == "sweep":
-        from gpt2small_hf.sweep import main as sweep
-
-        sweep(words[1:])
-    elif words[0] == "convert":
-        from gpt2small_hf.convert import main as convert
-
-        convert(words[1:])
-    elif words[0] == "report":
-        from gpt2small_hf.report.page import main as report
-
-        report(words[1:])
+    elif words[0] in COMMANDS:
+        getattr(commands, words[0])(words[1:])
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."

@@ -1,4 +1,4 @@
-"""Door: `python -m gpt2small_hf convert SRC DST --to gpt2small|gpt2`. One model folder from another, checked.
+"""One model folder from another, checked: `python -m gpt2small_hf convert SRC DST --to gpt2small|gpt2`.
 
 What the shapes are and how they map is in `model/conversion.py`.
 """
@@ -6,43 +6,20 @@ What the shapes are and how they map is in `model/conversion.py`.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
-import torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
-
-from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.flags import FlagParser
-from gpt2small_hf.model.conversion import Source, fetch, read
 from gpt2small_hf.runs import RunFolder, UsageError, give_usual_permissions, whole
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerFast
+
+    from gpt2small_hf.model.conversion import Source
 
 TOLERANCE = 1e-5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`python -m gpt2small_hf convert`."""
-    parser = FlagParser(
-        prog="python -m gpt2small_hf convert",
-        description="Turn a GPT-2 of another code base into a folder of ours, or ours into one that any GPT-2 reader "
-        "takes without remote code. Nothing in SRC is run.",
-    )
-    parser.add_argument(
-        "SRC",
-        help="A run, model or checkpoint folder of ours; a folder or Hub id of a transformers GPT-2; the reference "
-        "series' model.json with *.safetensors, or its published form; nanoGPT's ckpt.pt.",
-    )
-    parser.add_argument("DST", type=Path, help="The folder to write.")
-    parser.add_argument("--to", required=True, choices=["gpt2small", "gpt2"], help="The form to write.")
-    parser.add_argument("--config", type=Path, help="The reference series' model.json, if it is not beside SRC.")
-    parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if none lies beside SRC.")
-    parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
-    (args,) = parser.fill(sys.argv[1:] if argv is None else argv)
-    convert(args.SRC, args.DST, args.to, settings=args.config, tokenizer=args.tokenizer, overwrite=args.overwrite)
-    print(f"next: {next_command(args.DST, args.to)}")
 
 
 def convert(
@@ -60,6 +37,10 @@ def convert(
     Raises: UsageError for a source that cannot be read, a destination that may not be written, a tokenizer that does
         not fit, and a result that does not compute what the source does.
     """
+    from transformers.utils import logging
+
+    from gpt2small_hf.model.conversion import fetch, read
+
     logging.disable_progress_bar()
     where = locate(src)
     check_destination(dst, where, overwrite=overwrite)
@@ -132,6 +113,8 @@ def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | No
 
     Raises: UsageError for one that cannot be loaded or has more entries than the model.
     """
+    from gpt2small_hf.data.tokenizer import load_tokenizer
+
     if name is None and not any((source.folder / file).is_file() for file in TOKENIZER_FILES):
         return None
     name = name or str(source.folder)
@@ -148,22 +131,27 @@ def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | No
     return tokenizer
 
 
-@torch.no_grad()
 def check(source: Source, folder: Path) -> float:
     """Compare what was written with the source: weights bit for bit, and logits in float32.
 
     Returns: the largest difference of logits. It may be 1e-5, times the largest logit where that is above 1.
     Raises:  UsageError if it is more.
     """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from gpt2small_hf.model.conversion import read
+
     again = read(folder).weights
     changed = [name for name in source.weights | again if not _equal(source.weights.get(name), again.get(name))]
     if changed:
         raise UsageError(f"the result is not the source: {changed[0]} came out different. Nothing was written.")
     shape = (2, min(64, source.config.max_position_embeddings))
     ids = torch.randint(source.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-    expected = source.original().float()(ids)
-    expected = expected if isinstance(expected, torch.Tensor) else expected.logits
-    found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+    with torch.no_grad():
+        expected = source.original().float()(ids)
+        expected = expected if isinstance(expected, torch.Tensor) else expected.logits
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
     difference = (found - expected).abs().max().item()
     if not difference <= TOLERANCE * max(1.0, expected.abs().max().item()):
         raise UsageError(f"the result is not the source: logits differ by {difference:.1e}. Nothing was written.")
@@ -171,6 +159,8 @@ def check(source: Source, folder: Path) -> float:
 
 
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    import torch
+
     # As bytes: NaN equals itself, and -0 is not 0.
     return (
         one is not None

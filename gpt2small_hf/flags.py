@@ -9,15 +9,25 @@ import difflib
 import json
 import re
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
-from transformers import HfArgumentParser
-from transformers.hf_argparser import string_to_bool
 
+from gpt2small_hf.declared import imported_alone
 from gpt2small_hf.runs import UsageError
+
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
+else:  # importing transformers takes most of a second, and its parser needs nothing of it
+    _alone = imported_alone("transformers.hf_argparser")
+    HfArgumentParser, string_to_bool = _alone.HfArgumentParser, _alone.string_to_bool
+
+
+BASELINE = "baseline"
+"""The recipe of a sweep that the others are compared with."""
 
 
 class FlagParser(HfArgumentParser):
@@ -144,6 +154,14 @@ def extended(path: Path) -> Path | None:
     return None if base is None else path.parent / str(base)
 
 
+def find_recipes(folder: Path) -> dict[str, Path]:
+    """The recipes of a sweep by name, the baseline first. Raises: UsageError if there is no baseline."""
+    recipes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    if BASELINE not in recipes:
+        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
+    return {BASELINE: recipes.pop(BASELINE), **recipes}
+
+
 def as_yaml(recipe: dict[str, Any]) -> str:
     """Settings as the text of a recipe."""
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110)
@@ -181,3 +199,16 @@ def _word(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value) if isinstance(value, dict) else str(value)
+
+
+def without_flags(words: list[str], names: Collection[str]) -> list[str]:
+    """The words of a command line without some flags and their values."""
+    kept: list[str] = []
+    value_follows = False
+    for word in words:
+        name, _, value = word.removeprefix("--").partition("=")
+        is_dropped = word.startswith("--") and name.replace("-", "_") in names
+        if not is_dropped and (word.startswith("--") or not value_follows):
+            kept.append(word)
+        value_follows = is_dropped and not value
+    return kept

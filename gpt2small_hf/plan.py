@@ -1,13 +1,12 @@
-"""Door: `python -m gpt2small_hf plan [recipe.yaml] [--flag value …]`. What a run takes, before anything runs.
+"""What a run takes, before anything runs: `python -m gpt2small_hf plan [recipe.yaml] [--flag value …]`.
 
-The arithmetic is in `training/budget.py`; here a recipe is read and the answer printed.
+The arithmetic is in `training/budget.py`; here the answer is put together.
 """
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,56 +15,14 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import Arguments, parse_with
+from gpt2small_hf.training.arguments import Arguments
 from gpt2small_hf.training.material import check_sizes, gather
 from gpt2small_hf.training.resume import is_whole, steps_of_branch
 
+if TYPE_CHECKING:
+    from gpt2small_hf.commands import PlanArguments
+
 BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
-
-
-@dataclass
-class PlanArguments:
-    """On what to plan."""
-
-    _argument_group_name = "plan"
-
-    device_name: str | None = field(
-        default=None,
-        metadata={"help": "A device to plan for, such as H100, A100 or RTX 4090. Unset: the one found here."},
-    )
-    n_devices: int | None = field(
-        default=None, metadata={"help": "How many of them. Unset: as many as are found here."}
-    )
-    mfu: float | None = field(
-        default=None,
-        metadata={
-            "help": "Share of the device's peak that the run is expected to make. Unset: what the reference series "
-            "measured on this device and in this precision, or the range that it measured on others."
-        },
-    )
-
-    def __post_init__(self) -> None:
-        if self.device_name is not None and budget.find_device(self.device_name) is None:
-            raise UsageError(
-                f"--device_name {self.device_name} is not known. {budget.suggest_device(self.device_name)}"
-            )
-        if self.n_devices is not None and self.n_devices < 1:
-            raise UsageError(f"--n_devices is {self.n_devices}. Give 1 or more, or leave it out.")
-        if self.mfu is not None and not 0 < self.mfu <= 1:
-            raise UsageError(f"--mfu is {self.mfu:g}. Give a share above 0, up to 1.")
-
-
-def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf plan`."""
-    args, plan = parse_with(
-        words,
-        Path(__file__).parents[1] / "examples" / "tiny.yaml",
-        prog="python -m gpt2small_hf plan",
-        purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
-        more=(PlanArguments,),
-        any_precision=True,  # a plan for another machine does not ask whether this one can compute in bfloat16
-    )
-    print(f"{describe(args, plan)}\n\nnext: python train.py {shlex.join(for_training(words))}".rstrip())
 
 
 def describe(args: Arguments, plan: PlanArguments) -> str:
@@ -128,20 +85,6 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     if args.run.init_from is not None:  # the rules are of training from initial weights
         return "\n".join(lines)
     return "\n".join([*lines, "", advice(config, seen, rows, seq_len, args)])
-
-
-def for_training(words: list[str]) -> list[str]:
-    """The words of this command without the flags that training does not know."""
-    ours = {f.name for f in fields(PlanArguments)}
-    kept: list[str] = []
-    value_follows = False
-    for word in words:
-        name, _, value = word.removeprefix("--").partition("=")
-        is_ours = word.startswith("--") and name.replace("-", "_") in ours
-        if not is_ours and not value_follows:
-            kept.append(word)
-        value_follows = is_ours and not value
-    return kept
 
 
 def vocabulary(args: Arguments) -> tuple[int, str]:

@@ -26,6 +26,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
 
 class DoorError(Exception):
     """An end that is no fault of the code. Doors print it as one line, after `word`, and exit with `status`."""
@@ -198,6 +200,12 @@ class DataFolder:
         """Held by the process that prepares the set: beside the folder, or inside where one cannot be renamed."""
         return self.root / ".lock" if self._is_fixed else self.root.with_name(f".{self.root.name}.lock")
 
+    @property
+    def exists(self) -> bool:
+        """Whether a data set is prepared here, or was begun."""
+        begun = not self.root.exists() and bool(self.root.name) and self.unfinished().root.exists()
+        return self.meta.is_file() or begun
+
     def unfinished(self) -> DataFolder:
         """The folder in which the set is built before it takes its name: beside it, or inside as the lock."""
         return DataFolder(
@@ -207,6 +215,18 @@ class DataFolder:
     @property
     def _is_fixed(self) -> bool:
         return self.root.is_dir() and not is_replaceable(self.root)
+
+
+def check_named(flag: str, name: str | None) -> None:
+    """Raise: UsageError if a name is neither of something here nor could be an id on the Hub."""
+    if name and not Path(name).expanduser().exists() and not HUB_ID.fullmatch(name):
+        raise UsageError(f"{flag} {name} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
+
+
+def check_run(folder: RunFolder) -> None:
+    """Raise: UsageError if a folder is not a run's."""
+    if not folder.resolved.is_file():
+        raise UsageError(f"{folder.root} is not a run folder. Name one that train.py wrote, such as runs/tiny.")
 
 
 # ---- reading and writing ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Door: `python -m gpt2small_hf sweep FOLDER`. Recipes → runs with several seeds, and what each change brings.
+"""Recipes → runs with several seeds, and what each change brings: `python -m gpt2small_hf sweep FOLDER`.
 
 Each run is train.py's, in a process of its own. Statistics, table and chart are `report/sweep.py`'s.
 """
@@ -15,61 +15,26 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from gpt2small_hf.data.dataset import read_meta
-from gpt2small_hf.flags import FlagParser, read_recipe
-from gpt2small_hf.report.sweep import BASELINE, SweepFolder, stopped_because, write_report
+from gpt2small_hf.data.meta import read_meta
+from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
+from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
 from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, read_json
 from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
 from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.material import check_sizes, find_data, gather
 from gpt2small_hf.training.resume import MAY_CHANGE, MAY_CHANGE_ALL
 
+if TYPE_CHECKING:
+    from gpt2small_hf.commands import SweepArguments
+
 TRAIN = Path(__file__).parents[1] / "train.py"
 LINES_OF_TAIL = 15
 SECONDS_BETWEEN_LOOKS = 0.2
-
-
-@dataclass
-class SweepArguments:
-    """Which runs, how many at a time, and where."""
-
-    _argument_group_name = "sweep"
-
-    seeds: int = field(
-        default=3,
-        metadata={
-            "help": "The baseline is run with so many initial-weight seeds, and each with so many training seeds."
-        },
-    )
-    seeds_per_intervention: int | None = field(
-        default=None,
-        metadata={"help": "Every other recipe is run with so many pairs of seeds (1, 1), (2, 2), …; unset: 2."},
-    )
-    n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
-    output_dir: Path | None = field(
-        default=None, metadata={"help": "Folder of the run folders and of the table; unset: runs/<name of FOLDER>."}
-    )
-    only: list[str] = field(
-        default_factory=list, metadata={"help": "Run these recipes only; the table has all that were run."}
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Do the runs again whose recipe or text was changed."})
-    table_only: bool = field(default=False, metadata={"help": "Run nothing: make the table of what is there."})
-
-    def __post_init__(self) -> None:
-        for name in ("seeds", "seeds_per_intervention", "n_jobs"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"--{name} is {getattr(self, name)}. Give 1 or more.")
-        if self.seeds_per_intervention is None:
-            self.seeds_per_intervention = min(2, self.seeds)
-        if self.seeds_per_intervention > self.seeds:
-            raise UsageError(
-                f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
-                "(--seeds), and runs are compared with the baseline's of the same seeds. Give at most as many."
-            )
 
 
 @dataclass(frozen=True)
@@ -88,21 +53,6 @@ class Job:
         """What follows `train.py`."""
         seeds = ["--init_seed", str(self.init_seed), "--seed", str(self.seed), "--data_seed", str(self.seed)]
         return [str(self.recipe), *seeds, "--output_dir", str(self.folder.root)]
-
-
-def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf sweep`."""
-    parser = FlagParser(
-        SweepArguments,
-        prog="python -m gpt2small_hf sweep",
-        usage="python -m gpt2small_hf sweep FOLDER [--flag value …]",
-        description="Run every recipe of a folder with several seeds, and say which changes of the held-out loss are "
-        f"larger than its noise. The folder has a {BASELINE}.yaml, which the others are compared with. When it was "
-        "stopped, the same command goes on.",
-    )
-    parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
-    args, where = parser.fill(words)
-    sweep(where.FOLDER, args)
 
 
 def sweep(recipes_dir: Path, args: SweepArguments) -> None:
@@ -143,14 +93,6 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
         finally:
             print(write_report(folder, recipes))
     print(f"next: python -m gpt2small_hf report {shlex.quote(str(folder.root))}/*-i1-t1")
-
-
-def find_recipes(folder: Path) -> dict[str, Path]:
-    """The recipes of a folder by name, the baseline first. Raises: UsageError if there is no baseline."""
-    recipes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
-    if BASELINE not in recipes:
-        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
-    return {BASELINE: recipes.pop(BASELINE), **recipes}
 
 
 def plan(recipes: dict[str, Path], args: SweepArguments, folder: SweepFolder) -> list[Job]:

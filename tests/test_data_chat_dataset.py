@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.data.chat import LOSS_ON, encode, set_template
-from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS, OVERLONG, ChatDataset, Filled
+from gpt2small_hf.data.arguments import CHAT_PACKINGS, LOSS_ON, OVERLONG
+from gpt2small_hf.data.chat import encode, set_template
+from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.runs import UsageError

@@ -16,9 +16,10 @@ from torch.utils.data import DataLoader
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data import dataset, shards
-from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import TokenDataset, collate, read_meta
-from gpt2small_hf.data.packing import PACKINGS, best_fit
+from gpt2small_hf.data.arguments import PACKINGS, PrepareArguments
+from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.meta import read_meta
+from gpt2small_hf.data.packing import best_fit
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.runs import DataFolder, UsageError
 

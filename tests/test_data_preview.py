@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
+from gpt2small_hf.commands import preview as main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset
 from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.preview import main
 from gpt2small_hf.data.show import as_html, as_text, read_tokens, visible
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.data.tokens import prepare

@@ -23,12 +23,13 @@ from test_training_resume import die_at_call
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from gpt2small_hf.commands import prepare as main
 from gpt2small_hf.data import batches, tokens
-from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.encoding import Encoder
+from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.data.tokens import main
 from gpt2small_hf.runs import DataFolder, UsageError, read_json, sha256
 
 
@@ -248,6 +249,7 @@ def test_a_failed_overwrite_leaves_the_old_set(text: Path):
 
 SLOW_AND_SMALL = """
 import sys, time
+from gpt2small_hf import commands
 from gpt2small_hf.data import batches, tokens
 batches.BATCH_CHARS, tokens.BATCHES_PER_SAVE = 20_000, 3
 encode = tokens.encode_batch
@@ -255,7 +257,7 @@ def slowly(*args, **kwargs):
     time.sleep(float(sys.argv[1]))
     return encode(*args, **kwargs)
 tokens.encode_batch = slowly
-tokens.main(sys.argv[2:])
+commands.prepare(sys.argv[2:])
 """
 
 
@@ -453,7 +455,7 @@ def test_golden_ids_of_gpt2_are_met(tmp_path: Path):
 # Not ru_maxrss: Linux counts in it what the parent process had when it started this one.
 PEAK = """
 import sys
-from gpt2small_hf.data.tokens import main
+from gpt2small_hf.commands import prepare as main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

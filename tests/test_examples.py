@@ -20,7 +20,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import RunFolder, read_json
-from gpt2small_hf.training.arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 ACCELERATE = sorted((REPOSITORY / "examples" / "accelerate").glob("*.yaml"))
 SKY = REPOSITORY / "examples" / "cloud" / "sky.yaml"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
 
+from gpt2small_hf.commands import plan as main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokens import prepare
-from gpt2small_hf.plan import main
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 
 FULL_SIZE = str(REPOSITORY / "examples" / "gpt2-small.yaml")

@@ -12,7 +12,8 @@ from test_report_tables import cells, rendered
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.__main__ import main as door
-from gpt2small_hf.report.page import Run, comparison_rows, ladders, loss_then, main, rungs, status, troubles
+from gpt2small_hf.commands import report as main
+from gpt2small_hf.report.page import Run, comparison_rows, ladders, loss_then, rungs, status, troubles
 from gpt2small_hf.report.tables import console_table, heldout_rows
 from gpt2small_hf.runs import RunFolder, UsageError, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.runs import UsageError, read_json
-from gpt2small_hf.training.arguments import TrainerArguments
 from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 
 def arguments(place, rows, micro_batches):

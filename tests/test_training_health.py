@@ -10,10 +10,10 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import read_jsonl, write_jsonl
-from gpt2small_hf.training.arguments import TrainerArguments
 from gpt2small_hf.training.callbacks import MetricsLog
 from gpt2small_hf.training.health import Health, Symptoms, gain_of, is_spike
 from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 # Each token is followed by its successor: learned in a few dozen steps.
 COUNTING = [

@@ -17,10 +17,10 @@ from transformers.training_args import OptimizerNames
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import UsageError
-from gpt2small_hf.training.arguments import TrainerArguments
 from gpt2small_hf.training.optimizers import MuonWithAdamW, muon_with_adamw
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 ROWS = [
     {"input_ids": ids, "labels": ids}

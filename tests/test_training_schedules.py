@@ -12,9 +12,10 @@ from transformers import SchedulerType, TrainingArguments, get_scheduler
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import UsageError
-from gpt2small_hf.training.arguments import TrainerArguments, parse_arguments, whole_recipe
-from gpt2small_hf.training.schedules import WITHOUT_WARMUP, Schedule, rates
+from gpt2small_hf.training.arguments import WITHOUT_WARMUP, parse_arguments, whole_recipe
+from gpt2small_hf.training.schedules import Schedule, rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")

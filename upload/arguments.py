@@ -1,4 +1,4 @@
-"""The command line of `push.py`: its flags, and what does not go together. No model is looked at."""
+"""The command line of `push.py`: its flags, and what does not go together. No model is looked at, no torch imported."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import re
 from argparse import Namespace
 from pathlib import Path
 
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import UsageError
-from upload.hub import check_repo_id
 
 # The Hub's identifiers, without those of other people's models.
 LICENSES = """
@@ -88,3 +90,22 @@ def parse_arguments(words: list[str]) -> Namespace:
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
         raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
     return args
+
+
+def check_repo_id(repo_id: str) -> None:
+    """Raise: UsageError unless it is `user/name` as the Hub allows it."""
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UsageError(f"{repo_id} is no name for a repository: {' '.join(str(error).split())}") from None
+    if "/" not in repo_id:
+        raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
+
+
+def check_source(name: Path) -> None:
+    """Raise: UsageError if there is no folder of that name, in which a model could be."""
+    path = name.expanduser()
+    if not path.exists():
+        raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
+    if path.is_file():
+        raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")

@@ -21,13 +21,12 @@ import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
 from huggingface_hub.errors import (
     HfHubHTTPError,
-    HFValidationError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars, validate_repo_id
+from huggingface_hub.utils import disable_progress_bars
 
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.card import is_untouched
@@ -78,16 +77,6 @@ class Remote:
     def url(self) -> str:
         """For people."""
         return f"{constants.ENDPOINT}/{self.repo_id}"
-
-
-def check_repo_id(repo_id: str) -> None:
-    """Raise: UsageError unless it is `user/name` as the Hub allows it."""
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UsageError(f"{repo_id} is no name for a repository: {' '.join(str(error).split())}") from None
-    if "/" not in repo_id:
-        raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
 
 
 def token_in_use() -> str:

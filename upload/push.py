@@ -52,9 +52,10 @@ class Plan:
 
 def main() -> None:
     """`python upload/push.py`."""
-    from upload.arguments import parse_arguments
+    from upload.arguments import check_source, parse_arguments
 
     args = parse_arguments(sys.argv[1:])
+    check_source(args.RUN)  # before torch is imported, which takes seconds
     with ExitStack() as stack:
         if args.json:  # stdout is for the record alone
             stack.enter_context(redirect_stdout(sys.stderr))

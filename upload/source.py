@@ -15,6 +15,7 @@ from gpt2small_hf.convert import convert
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, write_json
 from gpt2small_hf.training.resume import step_of, whole_checkpoints
+from upload.arguments import check_source
 
 OURS = "gpt2small"
 
@@ -54,11 +55,8 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
 
     Raises: UsageError if there is no model, or none that can be published.
     """
+    check_source(name)
     path = name.expanduser()
-    if not path.exists():
-        raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
-    if path.is_file():
-        raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
     parent = path.resolve().parent
     run = None
     if RunFolder(path).resolved.is_file() and not (path / "config.json").is_file():  # which a published model has too

@@ -1,15 +1,22 @@
-"""The settings of `prepare` and of chats, which `train.py` has too."""
+"""The settings of `prepare`, of `preview` and of chats, which `train.py` has too. Nothing here imports torch."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
-from gpt2small_hf.data.chat import LOSS_ON
-from gpt2small_hf.data.chat_dataset import OVERLONG
-from gpt2small_hf.data.tokenizer import SMALLEST_VOCABULARY
 from gpt2small_hf.runs import UsageError
+
+PACKINGS = ("stream", "bos_bestfit", "isolate")
+CHAT_PACKINGS = ("best_fit", "padding")
+OVERLONG = ("keep_end", "drop")
+LOSS_ON = ("assistant", "last", "all")
+SMALLEST_VOCABULARY = 256 + 1  # each byte and the end of text
+# Of `preview`, unless told.
+CHAT_SEQ_LEN, TEXT_SEQ_LEN = 1024, 256
+VOCABULARY = 1024
 
 
 @dataclass
@@ -163,3 +170,68 @@ class ChatArguments:
                 raise UsageError(f"--{name} is {getattr(self, name)}. Choose one of {', '.join(known)}.")
         if self.max_length is not None and self.max_length < 2:
             raise UsageError(f"--max_length is {self.max_length}. Give 2 or more.")
+
+
+@dataclass
+class PreviewArguments:
+    """Which rows to show, and how."""
+
+    _argument_group_name = "rows"
+
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "Of chats: the folder of a run, a model or a tokenizer, or a Hub id. Unset: one of "
+            f"{VOCABULARY:,} entries is trained on the chats, to look at them; a model is trained with its own."
+        },
+    )
+    seq_len: int | None = field(
+        default=None,
+        metadata={
+            "help": f"Tokens of a row; of chats, at most. Unset: for chats the context of the model that --tokenizer "
+            f"names, or {CHAT_SEQ_LEN:,}; for prepared text {TEXT_SEQ_LEN}, or as many as there are."
+        },
+    )
+    packing: Literal["padding", "best_fit", "stream", "bos_bestfit", "isolate"] | None = field(
+        default=None,
+        metadata={
+            "help": "How rows are made. Of chats: padding (unset), one conversation to a row; best_fit, several. Of "
+            "prepared text: stream (unset), bos_bestfit, isolate. train.py --help says what they are."
+        },
+    )
+    split: Literal["train", "validation"] | None = field(
+        default=None,
+        metadata={
+            "help": "Of a prepared folder: which split to show; unset, train. Of a folder of chats: only its files of "
+            "that name; unset, all."
+        },
+    )
+    n_rows: int = field(default=3, metadata={"help": "How many rows to show (also -n).", "aliases": ["-n"]})
+    first_row: int = field(default=0, metadata={"help": "The first of them; rows are counted from 0."})
+    html: Path | None = field(
+        default=None, metadata={"help": "Also write a page to look at in a browser. It needs nothing beside itself."}
+    )
+
+    def __post_init__(self) -> None:
+        least = {"seq_len": 2, "n_rows": 1, "first_row": 0}
+        for name, smallest in least.items():
+            value = getattr(self, name)
+            if value is not None and value < smallest:
+                raise UsageError(f"--{name} is {value}. Give {smallest} or more.")
+        # What lies there is replaced: it had better be a page.
+        if self.html is not None and (self.html.suffix.lower() not in (".html", ".htm") or self.html.is_dir()):
+            raise UsageError(f"--html {self.html} is not the name of a page. Name a file that ends with .html.")
+
+
+@dataclass
+class ChatFlags(ChatArguments):
+    """What `train.py` has for chats, without the names of the data."""
+
+    _argument_group_name = "chats, as train.py has them"
+
+    chat_data: list[str] | None = field(init=False, default=None)
+    validation_data: list[str] | None = field(init=False, default=None)
+
+    def as_given(self) -> dict[str, Any]:
+        """Those that differ from their defaults."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init and getattr(self, f.name) != f.default}

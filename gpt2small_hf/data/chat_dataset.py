@@ -23,8 +23,6 @@ from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.runs import UsageError
 
-CHAT_PACKINGS = ("best_fit", "padding")
-OVERLONG = ("keep_end", "drop")
 IGNORED = -100
 
 

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpt2small_hf.data.arguments import PACKINGS
+from gpt2small_hf.data.meta import DAMAGED, check_whole, read_meta
 from gpt2small_hf.data.packing import (
     BEST_FIT_VERSION,
-    PACKINGS,
     best_fit,
     count_rows,
     restarting_positions,
     row_span,
 )
 from gpt2small_hf.data.shards import OFFSET
-from gpt2small_hf.runs import DataFolder, UsageError, read_json, whole
-
-DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
+from gpt2small_hf.runs import DataFolder, UsageError, whole
 
 
 def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -201,44 +200,3 @@ def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
         if documents[0] == 0 and documents[-1] == counts["tokens"] and (documents[1:] > documents[:-1]).all():
             return documents
     raise UsageError(f"{path} does not say where the {counts['documents']:,} documents start. {DAMAGED}")
-
-
-# ---- the prepared folder --------------------------------------------------------------------------------------------
-
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    """What `prepare` says of a folder: counts, tokenizer, sources.
-
-    Raises: UsageError if the folder is not a whole prepared set.
-    """
-    data = DataFolder(Path(folder))
-    if data.meta.exists():
-        meta = read_json(data.meta)
-        if not isinstance(meta, dict) or not {"fingerprint", "splits", "tokenizer", "dtype"} <= meta.keys():
-            raise UsageError(f"{data.meta} was not written by prepare. Name another folder.")
-        return meta
-    if data.unfinished().root.exists():
-        raise UsageError(f"{folder} is not finished: its preparation was stopped. The same command finishes it.")
-    what = "is not a prepared set (it has no meta.json)" if data.root.exists() else "does not exist"
-    raise UsageError(f"{folder} {what}. Make one: python -m gpt2small_hf prepare --text FILES --output_dir {folder}")
-
-
-def check_whole(folder: Path, meta: dict[str, Any]) -> None:
-    """See that every file `meta` speaks of is there at its full size.
-
-    Raises: UsageError naming the first that is not.
-    """
-    width = np.dtype(meta["dtype"]).itemsize
-    for split, counts in meta["splits"].items():
-        paths = [Path(folder) / name for name in counts["files"]]
-        missing = [path for path in paths if not path.is_file()]
-        if missing:
-            raise UsageError(f"{missing[0]} is missing. {DAMAGED}")
-        found = sum(path.stat().st_size for path in paths) // width
-        if found != counts["tokens"]:
-            raise UsageError(
-                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {DAMAGED}"
-            )
-    tokenizer = DataFolder(Path(folder)).tokenizer
-    if not (tokenizer / "tokenizer.json").is_file():
-        raise UsageError(f"{tokenizer} holds no tokenizer.json. {DAMAGED}")

@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from gpt2small_hf.runs import UsageError, parse_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 BLOCK_BYTES = 1 << 20
 BLOCK_TOKENS = 1 << 18

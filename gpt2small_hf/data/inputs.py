@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import check_whole, read_meta
+from gpt2small_hf.data.meta import check_whole, read_meta
 from gpt2small_hf.data.sources import Source, source_name
 from gpt2small_hf.runs import DataFolder, UsageError
 

@@ -13,7 +13,6 @@ from itertools import islice
 
 import numpy as np
 
-PACKINGS = ("stream", "bos_bestfit", "isolate")
 BUFFER_DOCUMENTS = 1024
 BEST_FIT_VERSION = 1  # goes up when `best_fit` would give other rows
 

@@ -11,121 +11,44 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import ChatArguments
+from gpt2small_hf.data.arguments import (
+    CHAT_PACKINGS,
+    CHAT_SEQ_LEN,
+    PACKINGS,
+    TEXT_SEQ_LEN,
+    VOCABULARY,
+    ChatFlags,
+    PreviewArguments,
+)
 from gpt2small_hf.data.chat import set_template, stop_tokens
-from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS, ChatDataset
+from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation, describe_source, find_places, read_places
-from gpt2small_hf.data.dataset import TokenDataset, read_meta
-from gpt2small_hf.data.packing import PACKINGS
+from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.flags import FlagParser, as_flags
+from gpt2small_hf.flags import as_flags
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, whole
 
-CHAT_SEQ_LEN, TEXT_SEQ_LEN = 1024, 256
-VOCABULARY = 1024
 SAMPLE_CHARACTERS = 5_000_000
 """Of chats, to train a tokenizer on that is only looked at."""
 
 Facts: TypeAlias = list[tuple[str, str]]
 
 
-# ---- the command ------------------------------------------------------------------------------------------------
+def preview(names: list[str], args: PreviewArguments, chat: ChatFlags, *, ids: bool = False) -> None:
+    """Print rows of the data `names`, and write them as a page if `args` names one.
 
-
-@dataclass
-class PreviewArguments:
-    """Which rows to show, and how."""
-
-    _argument_group_name = "rows"
-
-    tokenizer: str | None = field(
-        default=None,
-        metadata={
-            "help": "Of chats: the folder of a run, a model or a tokenizer, or a Hub id. Unset: one of "
-            f"{VOCABULARY:,} entries is trained on the chats, to look at them; a model is trained with its own."
-        },
-    )
-    seq_len: int | None = field(
-        default=None,
-        metadata={
-            "help": f"Tokens of a row; of chats, at most. Unset: for chats the context of the model that --tokenizer "
-            f"names, or {CHAT_SEQ_LEN:,}; for prepared text {TEXT_SEQ_LEN}, or as many as there are."
-        },
-    )
-    packing: Literal["padding", "best_fit", "stream", "bos_bestfit", "isolate"] | None = field(
-        default=None,
-        metadata={
-            "help": "How rows are made. Of chats: padding (unset), one conversation to a row; best_fit, several. Of "
-            "prepared text: stream (unset), bos_bestfit, isolate. train.py --help says what they are."
-        },
-    )
-    split: Literal["train", "validation"] | None = field(
-        default=None,
-        metadata={
-            "help": "Of a prepared folder: which split to show; unset, train. Of a folder of chats: only its files of "
-            "that name; unset, all."
-        },
-    )
-    n_rows: int = field(default=3, metadata={"help": "How many rows to show (also -n).", "aliases": ["-n"]})
-    first_row: int = field(default=0, metadata={"help": "The first of them; rows are counted from 0."})
-    html: Path | None = field(
-        default=None, metadata={"help": "Also write a page to look at in a browser. It needs nothing beside itself."}
-    )
-
-    def __post_init__(self) -> None:
-        least = {"seq_len": 2, "n_rows": 1, "first_row": 0}
-        for name, smallest in least.items():
-            value = getattr(self, name)
-            if value is not None and value < smallest:
-                raise UsageError(f"--{name} is {value}. Give {smallest} or more.")
-        # What lies there is replaced: it had better be a page.
-        if self.html is not None and (self.html.suffix.lower() not in (".html", ".htm") or self.html.is_dir()):
-            raise UsageError(f"--html {self.html} is not the name of a page. Name a file that ends with .html.")
-
-
-@dataclass
-class ChatFlags(ChatArguments):
-    """What `train.py` has for chats, without the names of the data."""
-
-    _argument_group_name = "chats, as train.py has them"
-
-    chat_data: list[str] | None = field(init=False, default=None)
-    validation_data: list[str] | None = field(init=False, default=None)
-
-    def as_given(self) -> dict[str, Any]:
-        """Those that differ from their defaults."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.init and getattr(self, f.name) != f.default}
-
-
-def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf preview`."""
-    parser = FlagParser(
-        PreviewArguments,
-        ChatFlags,
-        prog="python -m gpt2small_hf preview",
-        usage="python -m gpt2small_hf preview DATA … [--flag value …]",
-        description="Show what a model would be trained on, row by row: the template in force, what of it is learned "
-        "and what did not fit.",
-    )
-    parser.add_argument(
-        "DATA",
-        nargs="+",
-        help="Chats, as --chat_data of train.py takes them: files, folders, Hub ids, NAME[:100] for some rows. "
-        "Or one folder that `prepare` has written.",
-    )
-    parser.add_argument("--ids", action="store_true", help="Show the ids of the tokens.")
-    args, chat, others = parser.fill(_apart(words))
-    open_set = _open_text if any(map(_is_prepared, others.DATA)) else _open_chats
-    rows, tokenizer, facts, then = open_set(others.DATA, args, chat)
+    Raises: UsageError for data, or settings, that there are no rows of.
+    """
+    open_set = _open_text if any(map(_is_prepared, names)) else _open_chats
+    rows, tokenizer, facts, then = open_set(names, args, chat)
     if args.first_row >= len(rows):
         raise UsageError(f"--first_row is {args.first_row:,}, but the last row is number {len(rows) - 1:,}. Lower it.")
     numbers = range(args.first_row, min(args.first_row + args.n_rows, len(rows)))
@@ -134,30 +57,18 @@ def main(words: list[str]) -> None:
     console = Console()
     color = console.color_system is not None and not console.no_color
     print("\n".join(f"{name:<11}{one_line(fact)}" for name, fact in facts))
-    print(as_text(rows, tokenizer, numbers, ids=others.ids, color=color))
+    print(as_text(rows, tokenizer, numbers, ids=ids, color=color))
     if args.html is not None:
-        title = f"What is learned from {', '.join(others.DATA)}"
+        title = f"What is learned from {', '.join(names)}"
         with whole(args.html) as temporary:
-            page = as_html(rows, tokenizer, numbers, ids=others.ids, title=title, facts=facts)
+            page = as_html(rows, tokenizer, numbers, ids=ids, title=title, facts=facts)
             temporary.write_text(page, encoding="utf-8")
         print(f"wrote {args.html}")
     print(f"next: {then}")
 
 
-def _apart(words: list[str]) -> list[str]:
-    """`--skip_bad_rows chats.jsonl` with an end to the flag: the parser would take the name for its value."""
-    names = [f.name for f in fields(ChatFlags) if f.default is False]
-    switches = {f"--{spelled}" for name in names for spelled in (name, name.replace("_", "-"))}
-    truths = {*("yes", "true", "t", "y", "1"), *("no", "false", "f", "n", "0")}
-    return [
-        f"{word}=true" if word in switches and after.lower() not in truths else word
-        for word, after in pairwise([*words, ""])
-    ]
-
-
 def _is_prepared(name: str) -> bool:
-    data = DataFolder(Path(name).expanduser())
-    return data.meta.is_file() or (bool(data.root.name) and not data.root.exists() and data.unfinished().root.exists())
+    return DataFolder(Path(name).expanduser()).exists
 
 
 def _open_text(

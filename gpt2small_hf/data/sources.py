@@ -15,9 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.documents import (
@@ -32,6 +30,9 @@ from gpt2small_hf.data.documents import (
     read_txt,
 )
 from gpt2small_hf.runs import UsageError, sha256
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 FOLDER_SUFFIXES = {".txt", ".jsonl", ".parquet"}
 

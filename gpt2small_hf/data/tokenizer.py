@@ -14,7 +14,6 @@ from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 from gpt2small_hf.runs import UsageError
 
 END_OF_TEXT = "<|endoftext|>"
-SMALLEST_VOCABULARY = 256 + 1  # each byte and the end of text
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerFast:

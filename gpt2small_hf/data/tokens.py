@@ -11,7 +11,6 @@ import glob
 import hashlib
 import json
 import math
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,16 +25,15 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.batches import BATCH_CHARS, batches, encode_batch, in_order
-from gpt2small_hf.data.dataset import read_meta
 from gpt2small_hf.data.documents import Document
 from gpt2small_hf.data.encoding import Encoder, cut
 from gpt2small_hf.data.holdout import Holdout
 from gpt2small_hf.data.inputs import already_made, describe_inputs
+from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.progress import Progress
 from gpt2small_hf.data.shards import Counts, SplitWriter
 from gpt2small_hf.data.sources import Source, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import (
     DataFolder,
     UsageError,
@@ -54,25 +52,7 @@ BATCHES_PER_SAVE = 64
 TRAINING_SAMPLE_BYTES = 100_000_000
 
 
-# ---- the command ------------------------------------------------------------------------------------------------
-
-
-def main(argv: list[str] | None = None) -> None:
-    """`python -m gpt2small_hf prepare`."""
-    parser = FlagParser(
-        PrepareArguments,
-        prog="python -m gpt2small_hf prepare",
-        usage="python -m gpt2small_hf prepare --text FILES … | --dataset ID [--flag value …]",
-        description="Make a folder of token files from text. Without flags: from the Python documentation.",
-    )
-    parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
-    parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
-    args, where = parser.fill(sys.argv[1:] if argv is None else argv)
-    folder = prepare(args, where.output_dir, overwrite=where.overwrite)
-    if "validation" in read_meta(folder)["splits"]:
-        print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
-    else:
-        print(f"next: python train.py --data_dir {shlex.quote(str(folder))} --eval_strategy no (no text is held out)")
+# ---- a folder, made once ---------------------------------------------------------------------------------------
 
 
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:

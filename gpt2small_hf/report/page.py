@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
@@ -28,7 +27,7 @@ from gpt2small_hf.report.tables import (
     number,
     one_line,
 )
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, whole
+from gpt2small_hf.runs import RunFolder, UsageError, check_run, read_json, read_jsonl, whole
 
 MOST_RUNGS = 8
 """Of a ladder."""
@@ -37,16 +36,8 @@ MOST_CHARACTERS = 90
 """Of a continuation that is shown."""
 
 
-def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf report`."""
-    parser = FlagParser(
-        prog="python -m gpt2small_hf report",
-        description="Write report.md into each run folder: what the run is, its results, charts and symptoms, and how "
-        "its text became coherent. Several runs are also compared. A run need not be finished.",
-    )
-    parser.add_argument("RUN", nargs="+", type=Path, help="A run folder, as train.py wrote it.")
-    (args,) = parser.fill(words)
-    runs = [Run(RunFolder(root)) for root in args.RUN]
+def write_reports(runs: Sequence[Run]) -> None:
+    """Write each run's page, print it, and compare several."""
     wrote = []
     for run in runs:
         charts = draw_charts(run.folder)
@@ -69,8 +60,7 @@ class Run:
 
         Raises: UsageError if it is not a run folder, or a file in it is broken.
         """
-        if not folder.resolved.is_file():
-            raise UsageError(f"{folder.root} is not a run folder. Name one that train.py wrote, such as runs/tiny.")
+        check_run(folder)
         self.folder = folder
         self.name = folder.root.resolve().name
         self.resolved: dict[str, Any] = read_json(folder.resolved)

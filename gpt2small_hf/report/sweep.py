@@ -41,12 +41,12 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
 from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, whole, write_json
 
-BASELINE = "baseline"
 CONFIDENCE = 0.95
 WILD = 4
 """A recipe whose differences scatter so many times as far as the median recipe's is left out of the common noise."""

@@ -1,7 +1,8 @@
 """Everything that can be set in a run: dataclasses, and how recipe and flags fill them.
 
 The model's settings are read from `GPT2SmallConfig`, the data's from `PrepareArguments`, the Trainer's from
-transformers' `TrainingArguments`; only what belongs to a run as a whole is declared here.
+transformers' `TrainingArguments`; only what belongs to a run as a whole is declared here. Nothing here imports torch:
+a mistake is answered in a fraction of a second. `trainer_arguments.py` makes of the settings what a Trainer takes.
 """
 
 from __future__ import annotations
@@ -12,21 +13,25 @@ from argparse import SUPPRESS
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from transformers import SchedulerType, TrainingArguments
-from transformers.training_args import OptimizerNames
-
-from gpt2small_hf.data.arguments import ChatArguments, PrepareArguments
-from gpt2small_hf.data.chat_dataset import CHAT_PACKINGS
-from gpt2small_hf.data.packing import PACKINGS
+from gpt2small_hf.data.arguments import CHAT_PACKINGS, PACKINGS, ChatArguments, PrepareArguments
+from gpt2small_hf.declared import declared
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
-from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import RunFolder, UsageError, parse_json
-from gpt2small_hf.training.optimizers import MUON
-from gpt2small_hf.training.schedules import DEEPSEEK_STEPS, WITHOUT_WARMUP, filled_in, rates
 
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as DeclaredTrainingArguments
+
+    from gpt2small_hf.training.trainer_arguments import TrainerArguments
+else:
+    _ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
+    DeclaredTrainingArguments = declared("transformers.training_args", "TrainingArguments", *_ENUMS)
+
+MUON = "muon"
+DEEPSEEK_STEPS = "deepseek_steps"
+WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
+"""Shapes of transformers that pass over `warmup_steps`."""
 # The Trainer has them; a run does not use them, so they are kept out of the manual.
 _NOT_FOR_RUNS = {
     *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"),
@@ -227,8 +232,8 @@ class RunArguments:
 
 
 @dataclass
-class TrainerArguments(TrainingArguments):
-    """The Trainer's own arguments with the defaults of a pre-training run."""
+class TrainerSettings(DeclaredTrainingArguments):
+    """The Trainer's own arguments with the defaults of a pre-training run, as they are given."""
 
     _argument_group_name = "training (transformers.TrainingArguments)"
 
@@ -274,8 +279,8 @@ class TrainerArguments(TrainingArguments):
         default=False, metadata={"help": "Hide NaN losses from the log. Leave it off."}
     )
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep: the newest so many."})
-    dataloader_pin_memory: bool = field(
-        default=torch.cuda.is_available(), metadata={"help": "Pin rows in memory for faster copies to the GPU."}
+    dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, metadata={"help": "Pin rows in memory for faster copies to the GPU; unset: if there is one."}
     )
     ddp_find_unused_parameters: bool | None = field(
         default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
@@ -313,34 +318,15 @@ class TrainerArguments(TrainingArguments):
             raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")
         if self.num_train_epochs <= 0:
             raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
-        _require("optim", self.optim, [TrainerArguments.optim, MUON, *(name.value for name in OptimizerNames)])
-        _require("lr_scheduler_type", self.lr_scheduler_type, [*(name.value for name in SchedulerType), DEEPSEEK_STEPS])
+        optimizers = [member.value for member in declared("transformers.training_args", "OptimizerNames")]
+        _require("optim", self.optim, [TrainerSettings.optim, MUON, *optimizers])
+        schedules = [member.value for member in declared("transformers.trainer_utils", "SchedulerType")]
+        _require("lr_scheduler_type", self.lr_scheduler_type, [*schedules, DEEPSEEK_STEPS])
         if self.optim == MUON and self.optim_args:
             raise UsageError("--optim muon takes no --optim_args. Leave them out.")
-        self._settle_warmup()
-        # transformers refuses names that it does not know: for as long as it looks, ours make way for its defaults.
-        ours = {"optim": MUON, "lr_scheduler_type": DEEPSEEK_STEPS}
-        chosen = {flag: name for flag, name in ours.items() if getattr(self, flag) == name}
-        for flag in chosen:
-            setattr(self, flag, getattr(TrainingArguments, flag))
         if self.seed >= 1 << 32:
             raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
-        try:
-            super().__post_init__()
-        except ValueError as error:
-            if "bf16" in str(error):
-                raise UsageError(
-                    "--bf16 needs a GPU that computes in bfloat16. Leave it out (in a recipe: --bf16 false), "
-                    "or compute on the CPU with --use_cpu."
-                ) from None
-            raise
-        for flag, name in chosen.items():
-            setattr(self, flag, name)
-        if not isinstance(self.lr_scheduler_kwargs, str):
-            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
-            self.lr_scheduler_kwargs = filled_in(name, self.lr_scheduler_kwargs)
-        # How long a run is may be known only once its text is; then any length that holds every number of steps.
-        rates(self, self.max_steps if self.max_steps > 0 else 10**9)
+        self._settle_warmup()
 
     def _settle_warmup(self) -> None:
         """Fill in how long warm-up is. Raises: UsageError if the schedule would pass over it without a word."""
@@ -369,8 +355,8 @@ def _model_arguments() -> type:
     """A dataclass of the configuration's own fields, types made plain for argparse, with their defaults and help."""
     rows = [
         (f.name, float if f.type == float | int else f.type, field(default=f.default, metadata=dict(f.metadata)))
-        for f in fields(GPT2SmallConfig)
-        if f.name in GPT2SmallConfig.__annotations__ and f.name not in _NOT_FLAGS and f.default is not MISSING
+        for f in fields(declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig"))
+        if f.name not in _NOT_FLAGS and f.default is not MISSING
     ]
     return make_dataclass("ModelArguments", rows, namespace={"_argument_group_name": "model (GPT2SmallConfig)"})
 
@@ -388,32 +374,55 @@ class Arguments:
     chat: ChatArguments
     model: Any
     trainer: TrainerArguments
+    """Until `complete`, the `TrainerSettings` that they are made of."""
     named: set[str]
     """The settings that recipe or flags name; the others have their defaults."""
 
 
 def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
-    """Read `[recipe.yaml] [--flag value …]`.
+    """Read `[recipe.yaml] [--flag value …]`, ready to train.
 
     Raises: UsageError for an unreadable recipe, an unknown key or flag (naming the nearest), or a wrong value.
     """
-    return parse_with(words, default_recipe, prog="python train.py", purpose="Train a model from scratch.")[0]
+    return complete(read_arguments(words, default_recipe))
 
 
-def parse_with(
+def read_arguments(words: list[str], default_recipe: Path) -> Arguments:
+    """What `parse_arguments` reads, without what only torch can tell. Raises: as `parse_arguments`."""
+    return read_with(words, default_recipe, prog="python train.py", purpose="Train a model from scratch.")[0]
+
+
+def complete(args: Arguments, *, any_precision: bool = False) -> Arguments:
+    """Make of the Trainer's settings its arguments, in place: torch is imported, and the device looked at.
+
+    With `any_precision`, --bf16, --fp16 and --tf32 are kept, but not refused where this machine cannot compute in them.
+
+    Raises: UsageError for what cannot be done on this machine.
+    """
+    from gpt2small_hf.training.trainer_arguments import TrainerArguments
+
+    given = {setting.name: getattr(args.trainer, setting.name) for setting in fields(args.trainer) if setting.init}
+    kept = {name: given[name] for name in ("bf16", "fp16", "tf32")} if any_precision else {}
+    try:
+        args.trainer = TrainerArguments(**{**given, **dict.fromkeys(kept, False)})
+    except (ValueError, TypeError, ImportError) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+    for name, value in kept.items():
+        setattr(args.trainer, name, value)
+    return args
+
+
+def read_with(
     words: list[str],
     default_recipe: Path,
     *,
     prog: str,
     purpose: str,
     more: tuple[type, ...] = (),
-    any_precision: bool = False,
 ) -> tuple[Any, ...]:
     """Read a recipe and flags for a command that also takes the dataclasses `more`.
 
-    With `any_precision`, --bf16, --fp16 and --tf32 are read, but not refused where this machine cannot compute in them.
-
-    Returns: the `Arguments`, then an instance of each of `more`. Raises: as `parse_arguments`.
+    Returns: the `Arguments` of `read_arguments`, then an instance of each of `more`. Raises: as `parse_arguments`.
     """
     parser = FlagParser(
         *more,
@@ -421,7 +430,7 @@ def parse_with(
         PrepareArguments,
         ChatArguments,
         ModelArguments,
-        TrainerArguments,
+        TrainerSettings,
         prog=prog,
         usage=f"{prog} [recipe.yaml] [--flag value …]",
         description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. "
@@ -442,14 +451,8 @@ def parse_with(
     if len(lengths) > 1:
         raise UsageError(f"--{lengths[0]} and --{lengths[1]} both say how long to train. Leave one out.")
     words = [*as_flags(recipe), *words]
-    said = parser.parse_known_args(words)[0]
-    precision = {name: getattr(said, name) for name in ("bf16", "fp16", "tf32")}
-    unasked = [word for name in precision for word in (f"--{name}", "false")] if any_precision else []
-    *others, run, data, chat, model, trainer = parser.fill([*words, *unasked])
-    if any_precision:
-        for name, value in precision.items():
-            setattr(trainer, name, value)
-    folder = said.output_dir
+    *others, run, data, chat, model, trainer = parser.fill(words)
+    folder = trainer.output_dir
     run.output_dir = Path(folder) if folder else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
     args = Arguments(recipe_path, run, data, chat, model, trainer, named=given(words))
@@ -521,13 +524,14 @@ def keep_best(trainer: TrainerArguments) -> None:
 
 def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     """Every setting of ours, and of the Trainer's those that we or the recipe set, as they are in force."""
-    args, *_ = parse_with(words, default_recipe, prog="python train.py", purpose="", any_precision=True)
+    args, *_ = read_with(words, default_recipe, prog="python train.py", purpose="")
+    complete(args, any_precision=True)
     sizes = vars(args.model)
     if args.run.init_from is not None:  # the model has its own
         sizes = {name: value for name, value in sizes.items() if name in args.named}
     parts = {**vars(args.data), **(vars(args.chat) if args.chat.chat_data else {}), **vars(args.run), **sizes}
     settings = read_recipe(args.recipe, ALTERNATIVES)
-    names = [*TrainerArguments.__annotations__, *settings, *sorted(given(words))]
+    names = [*TrainerSettings.__annotations__, *settings, *sorted(given(words))]
     trainer = {name: getattr(args.trainer, name) for name in names if hasattr(args.trainer, name)}
     hidden = {"output_dir", "disable_tqdm", "print_recipe", "overwrite", "resume", "preflight_only", "find_batch_size"}
     values = {name: getattr(value, "value", value) for name, value in {**parts, **trainer}.items()}

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
-from gpt2small_hf.training.arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 USABLE = 0.9
 """Share of the free memory that a step may take: allocators leave gaps, and other processes live too."""

@@ -9,9 +9,10 @@ import difflib
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+if TYPE_CHECKING:
+    from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 # Dense TFLOP/s of matrix products in each of PRECISIONS, 16-bit ones with float32 sums, from the vendors' data sheets

@@ -17,12 +17,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerFast
-from transformers.utils.hub import cached_file
 
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversations, counted, describe_source, read_conversations
-from gpt2small_hf.data.dataset import TokenDataset, read_meta
+from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
@@ -30,8 +30,10 @@ from gpt2small_hf.flags import as_flags
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, parse_json, sha256
-from gpt2small_hf.training.arguments import OF_A_BASE, Arguments, TrainerArguments
+from gpt2small_hf.runs import DataFolder, UsageError, sha256
+from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
+from gpt2small_hf.training.paths import locate_base
+from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 STEPS_PER_EPOCH = 10
 CHATS_TO_CHOOSE_BY = 10
@@ -345,40 +347,8 @@ def find_base(name: str) -> Base:
 
     Raises: UsageError if there is none, or it is not one of ours.
     """
-    folder = Path(name or "?").expanduser()
-    if (RunFolder(folder).model / "config.json").is_file():
-        folder = RunFolder(folder).model
-    elif RunFolder(folder).resolved.is_file():
-        raise UsageError(f"--init_from {name}: that run has no model yet. Finish it, or name one of its checkpoints.")
-    name = str(folder) if folder.is_dir() else name
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise UsageError(f"--init_from {name} is an adapter, not a whole model. Name the folder of the merged one.")
-    try:
-        described = cached_file(name, "config.json")
-        weights = cached_file(name, "model.safetensors")
-    except (OSError, ValueError) as error:
-        if folder.exists():
-            inside = sorted(path.name for path in folder.glob("*/config.json")) if folder.is_dir() else []
-            why = "is a folder without a model (config.json, model.safetensors)" if folder.is_dir() else "is a file"
-            named = f", such as {next(folder.glob('*/config.json')).parent}" if inside else ""
-            raise UsageError(f"--init_from {name} {why}. Name a run, a model folder or a checkpoint{named}.") from None
-        first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
-        raise UsageError(
-            f"--init_from {name}: no such folder in {Path.cwd()} (a run has to be done first: `python train.py` makes "
-            f"runs/tiny), and the Hub gave no model ({first})."
-        ) from None
-    assert described is not None
-    assert weights is not None
-    try:
-        kind = parse_json(Path(described).read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise UsageError(f"{described} is not a model's config.json. Make the folder again.") from None
-    if kind != GPT2SmallConfig.model_type:
-        raise UsageError(
-            f"--init_from {name} is a model of type {kind}, not {GPT2SmallConfig.model_type}. Make it ours: "
-            f"python -m gpt2small_hf convert {name} OURS --to gpt2small"
-        )
-    return Base(name, GPT2SmallConfig.from_pretrained(name), sha256(Path(weights)))
+    name, weights = locate_base(name)
+    return Base(name, GPT2SmallConfig.from_pretrained(name), sha256(weights))
 
 
 def begun_with(base: Base, args: Arguments) -> GPT2SmallConfig:

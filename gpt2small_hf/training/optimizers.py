@@ -15,8 +15,6 @@ from transformers import TrainingArguments
 
 from gpt2small_hf.runs import UsageError
 
-MUON = "muon"
-
 
 def muon_with_adamw(model: nn.Module, decayed: Collection[str], args: TrainingArguments) -> MuonWithAdamW:
     """Muon for the two-dimensional weights in a model's `layers`; AdamW for embeddings, head, norms and biases.

@@ -14,10 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainingArguments, get_scheduler
 
 from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.arguments import DEEPSEEK_STEPS
 
-DEEPSEEK_STEPS = "deepseek_steps"
-WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
-"""Shapes of transformers that pass over `warmup_steps`."""
 _FOLLOW_THE_LOSS = {"reduce_lr_on_plateau", "greedy"}
 _TAKE_NOTHING = {"constant", "constant_with_warmup", DEEPSEEK_STEPS}  # transformers would pass over what is said
 

@@ -32,8 +32,9 @@ from gpt2small_hf.runs import (
     sync,
     write_json,
 )
+from gpt2small_hf.training.arguments import MUON
 from gpt2small_hf.training.guard import Guard, not_finite
-from gpt2small_hf.training.optimizers import MUON, muon_with_adamw
+from gpt2small_hf.training.optimizers import muon_with_adamw
 from gpt2small_hf.training.resume import is_whole
 from gpt2small_hf.training.schedules import Schedule, rates
 

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import read_meta
+from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.data.tokens import prepare

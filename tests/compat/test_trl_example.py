@@ -31,8 +31,8 @@ ANSWER = "The fox saw the river."
 
 @pytest.fixture(scope="module")
 def example():
-    """The script's functions, with what it imports when it is run."""
-    return runpy.run_path(str(EXAMPLE), init_globals={"SFTConfig": trl.SFTConfig})
+    """The script's functions."""
+    return runpy.run_path(str(EXAMPLE))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,50 @@
+"""`meta.json` of a prepared folder → what it says, and whether the files that it names are there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2small_hf.runs import DataFolder, UsageError, read_json
+
+DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What `prepare` says of a folder: counts, tokenizer, sources.
+
+    Raises: UsageError if the folder is not a whole prepared set.
+    """
+    data = DataFolder(Path(folder))
+    if data.meta.exists():
+        meta = read_json(data.meta)
+        if not isinstance(meta, dict) or not {"fingerprint", "splits", "tokenizer", "dtype"} <= meta.keys():
+            raise UsageError(f"{data.meta} was not written by prepare. Name another folder.")
+        return meta
+    if data.unfinished().root.exists():
+        raise UsageError(f"{folder} is not finished: its preparation was stopped. The same command finishes it.")
+    what = "is not a prepared set (it has no meta.json)" if data.root.exists() else "does not exist"
+    raise UsageError(f"{folder} {what}. Make one: python -m gpt2small_hf prepare --text FILES --output_dir {folder}")
+
+
+def check_whole(folder: Path, meta: dict[str, Any]) -> None:
+    """See that every file `meta` speaks of is there at its full size.
+
+    Raises: UsageError naming the first that is not.
+    """
+    width = np.dtype(meta["dtype"]).itemsize
+    for split, counts in meta["splits"].items():
+        paths = [Path(folder) / name for name in counts["files"]]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise UsageError(f"{missing[0]} is missing. {DAMAGED}")
+        found = sum(path.stat().st_size for path in paths) // width
+        if found != counts["tokens"]:
+            raise UsageError(
+                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {DAMAGED}"
+            )
+    tokenizer = DataFolder(Path(folder)).tokenizer
+    if not (tokenizer / "tokenizer.json").is_file():
+        raise UsageError(f"{tokenizer} holds no tokenizer.json. {DAMAGED}")

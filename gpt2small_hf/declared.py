@@ -1,0 +1,112 @@
+"""What a module declares, read from its source: the fields of a dataclass, the members of an enum.
+
+`TrainingArguments` and `GPT2SmallConfig` cannot be imported without torch, which takes seconds. Flags are checked
+before that, against the names, types, defaults and help texts that are read here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import sys
+from enum import Enum
+from functools import cache
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class ExplicitEnum(str, Enum):
+    """As transformers' own: members are strings."""
+
+
+# Names in transformers' fields whose values need the rest of it. A test compares what is read with the real classes.
+_NAMES: dict[str, Any] = {
+    "ExplicitEnum": ExplicitEnum,
+    "ParallelismConfig": Any,
+    "trainer_log_levels": dict.fromkeys(("detail", "debug", "info", "warning", "error", "critical", "passive")),
+}
+
+
+def source_of(module: str) -> Path:
+    """The file of a module, without importing its package. Raises: ModuleNotFoundError if that is not installed."""
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return Path(spec.origin).parent.joinpath(*rest).with_suffix(".py")
+
+
+def imported_alone(module: str) -> ModuleType:
+    """Import a module without its package. For one that needs nothing of the package."""
+    spec = spec_from_file_location(f"{module} alone", source_of(module))
+    assert spec is not None
+    assert spec.loader is not None
+    alone = module_from_spec(spec)
+    sys.modules[spec.name] = alone
+    spec.loader.exec_module(alone)
+    return alone
+
+
+@cache
+def declared(module: str, name: str, *also: str) -> Any:
+    """A class with the declarations of another, and without its methods and bases: a dataclass, or an enum.
+
+    Args:
+        module: where the class is.
+        name: of the class.
+        also: modules whose enums the class names.
+
+    Returns: the class; the real one, imported, where its source needs more than its own module, `also` and the
+        standard library.
+    """
+    known = {**_NAMES, "__name__": __name__}
+    try:
+        for one in (*also, module):
+            _execute(source_of(one), known, name)
+        return known[name]
+    except (OSError, NameError, KeyError):
+        return getattr(importlib.import_module(module), name)
+
+
+def _execute(path: Path, known: dict[str, Any], wanted: str) -> None:
+    """Execute what a module declares: imports of the standard library, constants, enums and the class `wanted`."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    called = {  # functions that make fields
+        call.func.id
+        for node in body
+        if isinstance(node, ast.ClassDef) and node.name == wanted
+        for line in node.body
+        for call in ast.walk(line)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+    }
+    for node in body:
+        is_enum = isinstance(node, ast.ClassDef) and "ExplicitEnum" in map(ast.unparse, node.bases)
+        if isinstance(node, ast.ClassDef) and (is_enum or node.name == wanted):
+            node.bases, node.keywords, node.decorator_list = node.bases if is_enum else [], [], []
+            node.body = [line for line in node.body if isinstance(line, ast.AnnAssign) or _is_constant(line)]
+        elif not (
+            _is_constant(node)
+            or _is_of_standard_library(node)
+            or (isinstance(node, ast.FunctionDef) and node.name in called)
+        ):
+            continue
+        exec(compile(ast.Module([node], []), str(path), "exec", dont_inherit=True), known)
+        if isinstance(node, ast.ClassDef) and not is_enum:
+            known[wanted] = dataclasses.dataclass(repr=False, eq=False)(known[wanted])
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+
+
+def _is_of_standard_library(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [node.module or ""]
+    else:
+        return False
+    return all(name.split(".")[0] in sys.stdlib_module_names for name in names)

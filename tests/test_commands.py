@@ -1,0 +1,197 @@
+"""Commands answer a mistake before they import torch, and importing the package registers its classes."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from transformers import TrainingArguments, debug_utils, trainer_utils
+
+from gpt2small_hf import GPT2SmallConfig
+from gpt2small_hf.declared import declared
+
+ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
+OURS = ["-m", "gpt2small_hf"]
+MISTAKES = {
+    "train.py --help": None,
+    "train.py --hiden_size 3": "Did you mean --hidden_size?",
+    "train.py --max_steps many": "'many' is not a whole number",
+    "train.py --bf16 maybe": "--bf16",
+    "train.py --optim adamv": "--optim adamv is not known",
+    "train.py --lr_scheduler_type cosinus": "Did you mean cosine",
+    "train.py --eval_strategy always": "invalid choice: 'always'",
+    "train.py absent.yaml": "Cannot read the recipe absent.yaml",
+    "train.py wrong.yaml": "learning_rat is not a flag. Did you mean learning_rate?",
+    "train.py --text absent.txt": "absent.txt does not exist",
+    "train.py --data_dir absent": "absent does not exist",
+    "train.py --tokenizer a/b/c": "--tokenizer a/b/c does not exist",
+    "train.py --init_from ../absent": "no such folder",
+    "train.py --resume absent": "absent is not",
+    "train.py --output_dir wrong.yaml": "wrong.yaml is a file",
+    "train.py --init_from x --chat_data absent.jsonl": "absent.jsonl does not exist",
+    "-m gpt2small_hf --help": None,
+    "-m gpt2small_hf prepair": "Did you mean prepare?",
+    "-m gpt2small_hf prepare --help": None,
+    "-m gpt2small_hf prepare --txt x": "Did you mean --text?",
+    "-m gpt2small_hf prepare --text absent.txt": "absent.txt does not exist",
+    "-m gpt2small_hf preview --help": None,
+    "-m gpt2small_hf preview absent.jsonl": "absent.jsonl does not exist",
+    "-m gpt2small_hf preview --n_row 3 x": "Did you mean --n_rows?",
+    "-m gpt2small_hf plan --help": None,
+    "-m gpt2small_hf plan wrong.yaml": "Did you mean learning_rate?",
+    "-m gpt2small_hf plan --n_devices x": "'x' is not a whole number",
+    "-m gpt2small_hf sweep --help": None,
+    "-m gpt2small_hf sweep absent": "absent has no baseline.yaml",
+    "-m gpt2small_hf sweep ladder": "Did you mean learning_rate?",
+    "-m gpt2small_hf report --help": None,
+    "-m gpt2small_hf report absent": "absent is not a run folder",
+    "-m gpt2small_hf convert --help": None,
+    "-m gpt2small_hf convert absent.pt new --to gpt2": "absent.pt does not exist",
+    "-m gpt2small_hf convert absent.pt new --to gpt3": "invalid choice: 'gpt3'",
+    "upload/push.py --help": None,
+    "upload/push.py absent you/yours": "absent does not exist",
+    "upload/push.py absent you/yours --licence mit": "Did you mean --license?",
+    "examples/use_from_hub.py --help": None,
+    "examples/use_from_hub.py no/such/folder": "neither a folder with a model in it",
+    "examples/finetune_from_hub.py --help": None,
+    "examples/finetune_from_hub.py you/yours --epochs x": "invalid int value",
+    "examples/finetune_from_hub.py you/yours --data absent.jsonl": "absent.jsonl",
+    "examples/finetune_lora.py --help": None,
+    "examples/finetune_with_trl.py --help": None,
+}
+
+
+def run(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with these words in a folder; a script is one of the checkout."""
+    script = [] if words[0] == "-m" else [str(REPOSITORY / words.pop(0))]
+    return subprocess.run(
+        [sys.executable, "-X", "importtime", *script, *words], cwd=place, capture_output=True, text=True
+    )
+
+
+def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
+    """Names of the modules that a process with -X importtime imported."""
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_help_and_mistakes_need_no_torch(line, tmp_path):
+    (tmp_path / "wrong.yaml").write_text("learning_rat: 1e-3\n")
+    (tmp_path / "ladder").mkdir()
+    (tmp_path / "ladder" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
+    done = run(line.split(), tmp_path)
+    said = done.stderr.splitlines()[-1]
+    assert done.returncode == (0 if MISTAKES[line] is None else 2), said
+    assert (MISTAKES[line] or "") in said
+    modules = imported(done)
+    assert "argparse" in modules
+    assert not {"torch", "transformers"} & modules
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder", "wrong.yaml"]
+
+
+def test_report_of_a_run_needs_no_torch(tiny_run, tmp_path):
+    root = tmp_path / "run"
+    root.mkdir()
+    for path in (tiny_run.resolved, tiny_run.metrics):
+        (root / path.name).write_bytes(path.read_bytes())
+    done = run([*OURS, "report", str(root)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "transformers"} & imported(done)
+
+
+# ---- what is read without an import ----------------------------------------------------------------------------------
+
+
+def plain(kind: object) -> str:
+    """A type by name, the same for an enum that was imported and for one that was read."""
+    return re.sub(r"transformers\.\w+\.|gpt2small_hf\.declared\.", "", str(kind))
+
+
+@pytest.mark.parametrize(
+    ("module", "real"),
+    [
+        ("transformers.training_args", TrainingArguments),
+        ("gpt2small_hf.model.configuration_gpt2small", GPT2SmallConfig),
+    ],
+    ids=["TrainingArguments", "GPT2SmallConfig"],
+)
+def test_declared_fields_are_those_of_the_real_class(module, real):
+    read = declared(module, real.__name__, *ENUMS)
+    assert read is not real  # it could be read
+    own = [one for one in dataclasses.fields(real) if one.name in real.__annotations__]
+    assert [one.name for one in dataclasses.fields(read)] == [one.name for one in own]
+    for mine, theirs in zip(dataclasses.fields(read), own, strict=True):
+        if mine.name != "optim":  # theirs depends on the version of torch, and a run has its own
+            assert (mine.default, mine.default_factory) == (theirs.default, theirs.default_factory), mine.name
+        assert {**mine.metadata, "choices": list(mine.metadata.get("choices", ()))} == {
+            **theirs.metadata,
+            "choices": list(theirs.metadata.get("choices", ())),
+        }
+        if mine.name != "parallelism_config":
+            assert plain(read.__annotations__[mine.name]) == plain(real.__annotations__[mine.name])
+
+
+@pytest.mark.parametrize("name", ["IntervalStrategy", "SaveStrategy", "HubStrategy", "SchedulerType", "FSDPOption"])
+def test_declared_enums_are_those_of_the_real_module(name):
+    read = declared("transformers.trainer_utils", name)
+    assert issubclass(read, Enum)
+    assert read is not getattr(trainer_utils, name)
+    assert [one.value for one in read] == [one.value for one in getattr(trainer_utils, name)]
+
+
+def test_a_class_that_cannot_be_read_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "__init__.py").touch()
+    (tmp_path / "odd" / "sizes.py").write_text("Width = dict[str, int]\n\nclass Sizes:\n    w: Width | None = None\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert declared("odd.sizes", "Sizes") is sys.modules["odd.sizes"].Sizes
+
+
+def test_debug_options_can_be_read():
+    read = declared("transformers.debug_utils", "DebugOption")
+    assert [one.value for one in read] == [one.value for one in debug_utils.DebugOption]
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "first",
+    [
+        "import gpt2small_hf, transformers",
+        "import transformers, gpt2small_hf",
+        "from transformers import AutoModelForCausalLM; import gpt2small_hf",
+        "from gpt2small_hf.runs import RunFolder",
+        "from gpt2small_hf import GPT2SmallConfig",
+    ],
+)
+def test_importing_the_package_registers_its_classes(first, tiny_run):
+    code = f"{first}\nfrom transformers import AutoModelForCausalLM, AutoConfig\n"
+    code += f"print(type(AutoModelForCausalLM.from_pretrained({str(tiny_run.model)!r})).__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "gpt2small_hf.model.modeling_gpt2small"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train.py", "push.py", "gpt2small.py"])
+def test_a_script_of_the_users_with_a_name_of_ours_registers_too(name, tiny_run, tmp_path):
+    (tmp_path / name).write_text(
+        "import gpt2small_hf\nfrom transformers import AutoConfig\n"
+        f"print(type(AutoConfig.from_pretrained({str(tiny_run.model)!r})).__module__)\n"
+    )
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "gpt2small_hf.model.configuration_gpt2small"
+
+
+@pytest.mark.slow
+def test_a_module_run_by_a_user_registers_too(tiny_run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("import gpt2small_hf\n")  # while sys.argv[0] is "-m" still
+    (tmp_path / "mine" / "look.py").write_text("import sys; print('gpt2small_hf.model' in sys.modules)")
+    done = subprocess.run([sys.executable, "-m", "mine.look"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
