@@ -112,11 +112,6 @@ def test_rows_can_be_limited_to_the_first_ones(folder: Path):
     assert len(TokenDataset(folder, "train", 64, max_rows=10_000)) == len(TokenDataset(folder, "train", 64))
 
 
-def test_bytes_per_token_are_those_of_the_split(folder: Path):
-    counts = read_meta(folder)["splits"]["train"]
-    assert TokenDataset(folder, "train", 16).bytes_per_token == counts["bytes"] / counts["tokens"]
-
-
 def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
     n_tokens = len(stream(folder, "validation"))
     with pytest.raises(

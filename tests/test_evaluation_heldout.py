@@ -9,13 +9,15 @@ import torch
 from conftest import chats, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn import functional as F
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.encoding import byte_alphabet, token_bytes
 from gpt2small_hf.evaluation.heldout import (
     heldout_losses,
     measures,
@@ -78,6 +80,44 @@ def test_the_unigram_loss_is_that_of_the_training_frequencies(splits):
     token = int(heldout[0]["input_ids"][5])
     by_hand = -math.log(((stream == token).sum() + 1) / (len(stream) + 300))
     assert losses[0, 4] == pytest.approx(by_hand)
+
+
+def test_bits_per_byte_are_of_the_bytes_of_the_measured_tokens(tiny_run):
+    """Not of the whole split, whose last tokens are in no row, nor, for new text, of the text that is not new."""
+    found, tokenizer = read_json(tiny_run.heldout), AutoTokenizer.from_pretrained(tiny_run.model)
+    folder = tiny_run.root.parents[1] / read_json(tiny_run.resolved)["data"]["folder"]
+    train, heldout = (TokenDataset(folder, split, found["rows"]["seq_len"]) for split in ("train", "validation"))
+    alphabet = set(byte_alphabet())
+    of_row = [tokenizer.convert_ids_to_tokens(heldout[i]["input_ids"][1:]) for i in range(len(heldout))]
+    sizes = np.array([[len(t) if set(t) <= alphabet else 0 for t in row] for row in of_row])
+    assert (np.array(of_row) == tokenizer.eos_token).any()  # which has no bytes
+    losses = heldout_losses(AutoModelForCausalLM.from_pretrained(tiny_run.model), heldout)
+    by_hand = losses.sum() / math.log(2) / sizes.sum()
+    assert found["after"]["bits_per_byte"] == pytest.approx(by_hand, rel=1e-5)
+    new = ~seen_in_training(train, heldout)
+    assert 0 < new.mean() < 1
+    by_hand = losses[new.reshape(-1)].sum() / math.log(2) / sizes[new].sum()
+    assert found["new_text"]["bits_per_byte"] == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_bytes_of_tokens_add_up_to_the_text_of_any_kind_of_tokenizer():
+    text = "Straße, naïve 東京 and “quotes” moving moved on."
+    for model, before, decoder in (
+        (models.WordPiece(unk_token="?"), pre_tokenizers.Whitespace(), decoders.WordPiece(cleanup=False)),
+        (models.BPE(), pre_tokenizers.Metaspace(), decoders.Metaspace()),
+        (models.BPE(), pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()),
+    ):
+        backend = Tokenizer(model)
+        backend.pre_tokenizer, backend.decoder = before, decoder
+        kind = trainers.WordPieceTrainer if isinstance(model, models.WordPiece) else trainers.BpeTrainer
+        backend.train_from_iterator([text], kind(vocab_size=90, special_tokens=["<|endoftext|>", "?"]))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+        ids = np.array([*backend.encode(text).ids, tokenizer.eos_token_id, *backend.encode(text).ids])
+        found = token_bytes(tokenizer, ids)
+        end = list(ids).index(tokenizer.eos_token_id)
+        assert found[end] == 0
+        assert found[:end].sum() == len(backend.decode(ids[:end].tolist()).encode())
+        assert found[:end].tolist() == found[end + 1 :].tolist()
 
 
 def test_measures_are_three_units_of_one_mean():

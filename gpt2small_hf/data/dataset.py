@@ -76,7 +76,6 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
         self.largest_id: int = counts["max_id"]
-        self.bytes_per_token: float = counts["bytes"] / counts["tokens"]
         self.paths = [Path(folder) / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self.n_rows = count_rows(self.n_tokens, seq_len)

@@ -76,6 +76,30 @@ class Encoder:
         return len(self.backend.decode(ids.tolist(), skip_special_tokens=False).encode())
 
 
+def token_bytes(tokenizer: PreTrainedTokenizerFast, ids: np.ndarray) -> np.ndarray:
+    """Count the UTF-8 bytes of text that each token of a stream adds; a special token adds none.
+
+    Exact where a token's text depends only on the token before it, as with byte-level BPE, WordPiece and Metaspace.
+
+    Returns: int64, the shape of `ids`, which is flat.
+    """
+    backend = tokenizer.backend_tokenizer
+    if (json.loads(backend.to_str())["decoder"] or {}).get("type") == "ByteLevel":
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
+        for token, token_id in vocabulary.items():
+            lengths[token_id] = len(token)  # a character stands for a byte
+        for token_id, added in backend.get_added_tokens_decoder().items():
+            lengths[token_id] = 0 if added.special else len(added.content.encode())
+        return lengths[ids]
+    pairs, which = np.unique(np.stack([np.append(ids[:1], ids[:-1]), ids], axis=1), axis=0, return_inverse=True)
+    texts = [backend.decode_batch(part.tolist()) for part in (pairs, pairs[:, :1])]
+    both, first = (np.array([len(text.encode()) for text in part], np.int64) for part in texts)
+    found = (both - first)[which.reshape(-1)]
+    found[:1] = len(backend.decode(ids[:1].tolist()).encode())
+    return found
+
+
 def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
     """Blocks of one text → pieces of about `size` characters that, one after another, have the ids of the whole.
 

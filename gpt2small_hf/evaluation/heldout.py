@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.progress import track
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.encoding import token_bytes
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
 MOST_TRAINING_TOKENS = 100_000_000
@@ -87,8 +89,17 @@ def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int 
     return _predicted(heldout, seen)
 
 
+def predicted_bytes(heldout: TokenDataset, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+    """Bytes of text of each predicted token, flat, in the order of `heldout_losses`; an end-of-text token has none."""
+    return _predicted(heldout, token_bytes(tokenizer, heldout.tokens(0, len(heldout) * heldout.seq_len))).reshape(-1)
+
+
 def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
     """The mean of some losses in three units.
+
+    Args:
+        losses: nats.
+        bytes_per_token: of the tokens that have these losses, not of a larger set that they belong to.
 
     Returns: `loss`, nats per token; `perplexity`, exp(loss); `bits_per_byte`, loss / ln 2 / bytes per token, which
         compares models whatever their tokenizers.
@@ -97,7 +108,7 @@ def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
     return {
         "loss": loss,
         "perplexity": math.exp(loss) if loss < 700 else math.inf,
-        "bits_per_byte": loss / math.log(2) / bytes_per_token,
+        "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
     }
 
 

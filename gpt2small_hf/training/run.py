@@ -34,6 +34,7 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
     heldout_losses,
     measures,
+    predicted_bytes,
     seen_in_training,
     standard_error,
     unigram_losses,
@@ -445,7 +446,11 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
     weights = run.model / "model.safetensors"
     measured: dict[str, Any] = {"rows": {"rows": 0, "seq_len": rows.seq_len, "predicted_tokens": 0}}
     if heldout:
-        scale = heldout.bytes_per_token
+        if isinstance(heldout, ChatDataset):
+            n_bytes = np.full(after.size, heldout.bytes_per_token)
+        else:
+            n_bytes = predicted_bytes(heldout, tokenizer)
+        scale = float(n_bytes.mean())
         measured = {
             "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
             "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
@@ -454,8 +459,9 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         }
         if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
             new = ~seen_in_training(rows, heldout).reshape(-1)
-            # Held-out tokens that do not stand in the training text too; None if all do.
-            measured["new_text"] = {"share": new.mean(), **measures(after[new], scale)} if new.any() else None
+            measured["new_text"] = None  # of the held-out tokens that the training text does not contain
+            if new.any():
+                measured["new_text"] = {"share": new.mean(), **measures(after[new], float(n_bytes[new].mean()))}
     if isinstance(heldout, ChatDataset):
         measured["rows"] |= {"conversations": heldout.counts.kept, "loss_on": heldout.loss_on}
         answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
