@@ -3,11 +3,12 @@
 import html
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, one_line
+from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, one_line, worse_line
 
 MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
 
@@ -39,8 +40,20 @@ def test_without_repeats_there_is_no_row_for_them():
     assert len(heldout_rows({"after": MEASURES, "new_text": None})[1]) == 1
 
 
-def test_a_perplexity_past_all_numbers_is_unknown():
-    assert heldout_rows({"before": MEASURES | {"perplexity": None}})[1][0][2] == "–"
+@pytest.mark.parametrize(("value", "shown"), [(999_999.94, "999,999.9"), (1.2e272, ">1,000,000"), (None, ">1,000,000")])
+def test_perplexity_above_a_million_is_shown_as_that(value, shown):
+    assert heldout_rows({"before": MEASURES | {"perplexity": value}})[1][0][2] == shown
+
+
+def test_worse_line_names_both_losses_only_if_the_loss_rose():
+    better, worse = MEASURES | {"loss": 2.4}, MEASURES | {"loss": 133.0}
+    assert worse_line({"before": MEASURES, "after": better}) is None
+    assert worse_line({"before": MEASURES, "after": MEASURES}) is None
+    line = worse_line({"before": MEASURES, "after": worse})
+    assert line is not None
+    assert "2.500" in line
+    assert "133.000" in line
+    assert "--learning_rate" in line
 
 
 def test_console_and_markdown_show_the_same_cells():

@@ -313,3 +313,12 @@ def test_two_intervals_of_waiting_are_none():
     rows = [row | {"data_wait": wait} for row, wait in zip(well(9), waits, strict=True)]
     assert named(rows) == []
     assert named([*rows, *[rows[-1] | {"data_wait": 0.11}] * 5]) == ["waiting for data"]
+
+
+def test_held_out_loss_above_its_start_is_a_divergence_named_once():
+    found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
+    losses = {0: 5.0, 5: 4.0, 10: 5.005, 15: 133.0, 20: 140.0}
+    named = [row for step, loss in losses.items() for row in found.judge({"step": step, "eval_loss": loss})]
+    assert [(row["step"], row["symptom"]) for row in named] == [(15, "divergence")]
+    assert "133.000" in named[0]["says"]
+    assert "5.000" in named[0]["says"]

@@ -58,6 +58,8 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
     add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
+    add("--allow_worse_than_base", action="store_true", help="Publish a model whose held-out loss is above that before "
+        "training.")  # fmt: skip
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
     add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
     add(

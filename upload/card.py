@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import escaped, number, one_line
+from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
 from gpt2small_hf.runs import UsageError
 from upload.facts import Publication, facts
 from upload.source import Source
@@ -78,6 +78,7 @@ def quoted(text: str) -> str:
 FILTERS = {
     "n": lambda value: f"{value:,}",
     "loss": lambda value: number(value, ".3f"),
+    "perplexity": perplexity,
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.report.page import Ladder, Run, ladders
 from gpt2small_hf.report.sweep import SweepFolder
-from gpt2small_hf.report.tables import markdown_table, one_line
+from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
@@ -96,6 +96,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "nothing_held_out": bool(run and run.heldout and not run.measured),
         "rows": _measured(run) if run and not source.is_checkpoint else None,
         "loss_then": loss_then(source),
+        "worse": worse(source),
         "difference": _difference(run, publication.baseline) if run and publication.baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         "samples": _samples(source),
@@ -241,6 +242,16 @@ def loss_then(source: Source) -> dict[str, Any] | None:
         return None
     held = [row for row in _rows_until(source) if row.get("eval_loss") is not None and row["step"] > 0]
     return {"loss": held[-1]["eval_loss"], "step": held[-1]["step"]} if held else None
+
+
+def worse(source: Source) -> str | None:
+    """Say that the held-out loss of these weights is above that before training; None if it is not, or is not known."""
+    run = source.run
+    if run is None or not source.is_checkpoint:
+        return None if run is None or run.heldout is None else worse_line(run.heldout)
+    then = loss_then(source)
+    before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
+    return worse_line({"before": {"loss": before}, "after": then}) if then else None
 
 
 def _samples(source: Source) -> dict[str, Any] | None:

@@ -70,6 +70,7 @@ def publish(args: Namespace) -> dict[str, Any]:
     Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
     """
     from gpt2small_hf.runs import UsageError
+    from upload.facts import worse
     from upload.hub import Hub, token_in_use
     from upload.privacy import check_words
     from upload.source import find
@@ -82,6 +83,8 @@ def publish(args: Namespace) -> dict[str, Any]:
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
     else:
         say("found", f"{source.label} in {source.model}")
+    if not args.allow_worse_than_base and (warning := worse(source)):
+        raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
     before = read_published(source.place.published)
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")

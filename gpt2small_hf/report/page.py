@@ -26,6 +26,7 @@ from gpt2small_hf.report.tables import (
     markdown_table,
     number,
     one_line,
+    worse_line,
 )
 from gpt2small_hf.runs import RunFolder, UsageError, check_run, read_json, read_jsonl, whole
 
@@ -298,6 +299,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts.append("## Held-out loss")
     if run.heldout is not None:
         parts.append(markdown_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
+        parts.append(escaped(worse_line(run.heldout) or ""))
         parts.append(answers_line(run.heldout) or "")
     parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
     parts.append("## Charts")
@@ -330,6 +332,7 @@ def as_text(run: Run) -> str:
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
         parts.append(console_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
+        parts.append(worse_line(run.heldout) or "")
         parts.append(answers_line(run.heldout) or "")
     lines = [evaluations(run) or "", *troubles(run)]
     parts.append("\n".join(line for line in lines if line))

@@ -75,13 +75,30 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         [
             label,
             number(heldout[name]["loss"], ".3f"),
-            number(heldout[name]["perplexity"], ",.1f" if (heldout[name]["perplexity"] or 0) < 1e7 else ".1e"),
+            perplexity(heldout[name]["perplexity"]),
             number(heldout[name]["bits_per_byte"], ".3f"),
         ]
         for name, label in names.items()
         if name in heldout
     ]
     return header, rows
+
+
+def perplexity(value: float | None) -> str:
+    """A perplexity up to a million, above which its digits tell nothing; None is one too large for a number."""
+    return ">1,000,000" if value is None or value > 1e6 else f"{value:,.1f}"
+
+
+def worse_line(heldout: dict[str, Any]) -> str | None:
+    """Say that the held-out loss ended above its start, as a sentence; None if it did not."""
+    before, after = (heldout.get(name, {}).get("loss") for name in ("before", "after"))  # none if nothing is held out
+    if before is None or after is None or after <= before:
+        return None
+    return (
+        f"The held-out loss rose from {before:.3f} before training to {after:.3f}: the model is worse than before. "
+        "Lower --learning_rate, warm up longer, clip gradients (--max_grad_norm 1) or train for "
+        "fewer steps."
+    )
 
 
 def answers_line(heldout: dict[str, Any]) -> str | None:

@@ -41,6 +41,7 @@ class Symptoms:
         self.peak_rate, self.warmup_steps, self.total_steps = peak_rate, warmup_steps, total_steps
         self.named: set[str] = set()
         self.losses: dict[str, deque[float]] = {key: deque(maxlen=HISTORY) for key in ("loss_max", "loss")}
+        self.start: float | None = None
         self.best: tuple[float, int] | None = None
         self.worse = 0
         self.since_best: list[float] = []
@@ -60,6 +61,7 @@ class Symptoms:
         seen = {
             "loss spike": self._spike(numbers),
             "plateau": self._plateau(numbers),
+            "divergence": self._divergence(numbers),
             "overfitting": self._overfitting(numbers),
             "learning rate": self._rate(numbers),
             "gradient norm": self._norm(numbers),
@@ -102,6 +104,18 @@ class Symptoms:
             f"the loss has stayed at {losses.mean():.2f} for {steps[-1] - steps[0]:,.0f} steps: the learning rate may "
             "be far off, or the labels may not follow from the input; look at the rows, and try a --learning_rate "
             "three times lower and one three times higher."
+        )
+
+    def _divergence(self, row: dict[str, Any]) -> str | None:
+        if "eval_loss" not in row:
+            return None
+        if row["step"] == 0:
+            self.start = row["eval_loss"]
+        if self.start is None or row["eval_loss"] <= self.start * (1 + WORSE_SHARE):
+            return None
+        return (
+            f"the held-out loss is {row['eval_loss']:.3f}, above the {self.start:.3f} before training: the model gets "
+            "worse; lower --learning_rate, warm up longer, or clip at --max_grad_norm 1."
         )
 
     def _overfitting(self, row: dict[str, Any]) -> str | None:

@@ -42,7 +42,7 @@ from gpt2small_hf.evaluation.heldout import (
 from gpt2small_hf.flags import recipe_text
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows
+from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows, worse_line
 from gpt2small_hf.runs import (
     RunFolder,
     RunInterruptedError,
@@ -483,6 +483,8 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
     print(f"\n{console_table(*heldout_rows(read_json(run.heldout))) if heldout else NOTHING_HELD_OUT}\n")
     if said := answers_line(measured):
         print(f"{said}\n")
+    if worse := worse_line(measured):
+        print(f"warning: {worse}\n")
 
 
 def kept_model(checkpoint: Path, args: Arguments, trainer: LanguageModelTrainer) -> Any:
