@@ -201,3 +201,12 @@ def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
     assert again == whole_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
     assert (again["bf16"], again["hidden_size"], again["prompts"]) == (True, 32, ["One", "Two words"])
     assert show_recipe([str(tmp_path / "base.yaml"), "--bf16", "false"], TINY).count("bf16: false") == 1
+
+
+def test_own_chats_replace_the_prompts_of_the_recipe():
+    recipe = str(REPOSITORY / "examples" / "chat.yaml")
+    default = REPOSITORY / "examples" / "tiny.yaml"
+    assert parse_arguments([recipe], default).run.prompts == ["What does pass do?", "Who are you?"]
+    own = ["--chat_data", "own.jsonl"]
+    assert parse_arguments([recipe, *own], default).run.prompts is None
+    assert parse_arguments([recipe, *own, "--prompts", "Hm?"], default).run.prompts == ["Hm?"]

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.evaluation.answers import answer_all, questions
+from gpt2small_hf.evaluation.answers import answer_all, first_questions, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.report.page import Run, as_markdown, as_text, comparison_rows
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT
@@ -640,3 +640,15 @@ def test_chats_that_are_too_long_are_worth_a_note_before_training(place, tmp_pat
     said = capsys.readouterr().out
     assert "long chats" in said
     assert "are longer than a row, lost turns or were left out" in said
+
+
+def test_prompts_default_to_the_first_held_out_questions(place):
+    words = chat_words(
+        place, place / "unprompted", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"
+    )
+    at = words.index("--prompts")
+    run = run_train([*words[:at], *words[at + 2 :]])
+    heldout = gather(parsed(place)).heldout.chats
+    assert read_json(run.resolved)["run"]["prompts"] == first_questions(heldout)
+    assert {row["prompt"] for row in read_jsonl(run.samples)} == set(first_questions(heldout))
+    assert first_questions(heldout)[0] == heldout[0].messages[0]["content"]

@@ -511,7 +511,7 @@ def test_held_out_text_too_short_for_that_is_noted(folder, tmp_path):
     check = checked(make(folder, tmp_path), folder, heldout=TokenDataset(folder, "train", 8, max_rows=1))[
         "held-out text"
     ]
-    assert check == Check("held-out text", "note", "is too short to tell whether it stands in the training text.")
+    assert check == Check("held-out text", "note", "is too short to tell whether it repeats training text.")
 
 
 def test_a_share_of_the_held_out_text_in_the_training_text_is_noted(folder, tmp_path):

@@ -26,6 +26,11 @@ def questions(chats: Sequence[Conversation], most: int) -> list[list[Message]]:
     return [asked[number * len(asked) // most] for number in range(most)] if len(asked) > most else asked
 
 
+def first_questions(chats: Sequence[Conversation], most: int = 3) -> list[str]:
+    """The first different questions of users that open a conversation, at most `most`."""
+    return list(dict.fromkeys(asked[-1]["content"] for asked in questions(chats, len(chats))))[:most]
+
+
 def answer_all(
     model: GPT2SmallForCausalLM,
     tokenizer: PreTrainedTokenizerFast,

@@ -57,6 +57,7 @@ ALTERNATIVES = (
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 # What a run that begins with a model may have otherwise than it; a longer context is learned.
 OF_A_BASE = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "max_position_embeddings"}
+PROMPT = "Every effort moves you"
 _TEXT_SOURCES = ("data_dir", "text", "dataset", "validation_text", "tokenizer", "vocab_size")
 
 
@@ -198,9 +199,12 @@ class RunArguments:
             "help": "Print the whole recipe, ready to be saved, and what it changes in the one it extends; no run."
         },
     )
-    prompts: list[str] = field(
-        default_factory=lambda: ["Every effort moves you"],
-        metadata={"help": "Texts that the finished model continues, or of chats answers, greedily and sampled."},
+    prompts: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Texts that the model continues, or in chat runs answers, greedily and sampled. Default: "
+            f"{PROMPT!r}; in chat runs the first held-out questions."
+        },
     )
     sample_all_checkpoints: bool = field(
         default=False,
@@ -227,7 +231,7 @@ class RunArguments:
             raise UsageError(f"--init_seed is {self.init_seed}. Give a number from 0 to 2^32 - 1.")
         if self.tokens_per_parameter is not None and not 0 < self.tokens_per_parameter < math.inf:
             raise UsageError(f"--tokens_per_parameter is {self.tokens_per_parameter:g}. Give a number above 0.")
-        if not all(prompt.strip() for prompt in self.prompts):
+        if not all(prompt.strip() for prompt in self.prompts or []):
             raise UsageError("--prompts has an empty text, which cannot be continued. Give it a word.")
 
 
@@ -580,6 +584,8 @@ def under_flags(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
             del kept["packing"]
     if names & {"chat_data", "init_from"}:  # a model has its tokenizer
         kept = {key: value for key, value in kept.items() if key not in ("tokenizer", "vocab_size")}
-    if "chat_data" in names and kept.get("packing") in PACKINGS:
-        del kept["packing"]
+    if "chat_data" in names:  # the recipe's questions are about its own chats
+        kept.pop("prompts", None)
+        if kept.get("packing") in PACKINGS:
+            del kept["packing"]
     return {key: value for key, value in kept.items() if key not in names}

@@ -520,7 +520,7 @@ def _seen(rows: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset 
 def _repeated(rows: ChatDataset, heldout: ChatDataset) -> Check:
     trained = {one.input_ids.tobytes() for one in rows.encoded}
     seen = np.mean([one.input_ids.tobytes() in trained for one in heldout.encoded])
-    says = f"{seen:.0%} of {len(heldout.encoded):,} conversations stand word for word among those trained on"
+    says = f"{seen:.0%} of {len(heldout.encoded):,} held-out conversations are also in the training set, word for word"
     if seen > SEEN_REFUSED:
         says += ": it would measure memory; hold out others (--validation_data or --validation_fraction)."
         return Check("held-out chats", "fail", says)
@@ -572,8 +572,11 @@ def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
     places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)
     seen = seen[places >= 12]  # what 13 tokens can end at
     if not len(seen):
-        return Check("held-out text", "note", "is too short to tell whether it stands in the training text.")
-    says = f"{seen.mean():.0%} of {len(seen):,} tokens stand, 13 in a row, in {text.n_tokens:,} of the training text"
+        return Check("held-out text", "note", "is too short to tell whether it repeats training text.")
+    says = (
+        f"{seen.mean():.0%} of the first {len(seen):,} held-out tokens repeat training text: they and the 12 before "
+        f"them occur in its first {text.n_tokens:,} tokens"
+    )
     if seen.mean() > SEEN_REFUSED:
         says += ": it would measure memory; hold out other text (--validation_fraction or --validation_text)."
         return Check("held-out text", "fail", says)

@@ -29,7 +29,7 @@ from transformers.utils import logging
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.show import as_text
-from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, questions
+from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
     heldout_losses,
@@ -61,7 +61,7 @@ from gpt2small_hf.runs import (
     write_json,
     write_jsonl,
 )
-from gpt2small_hf.training.arguments import ALTERNATIVES, Arguments
+from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, trials_table
 from gpt2small_hf.training.budget import (
     flops_per_token,
@@ -162,6 +162,9 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     material = gather(args)
     rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
     chats = isinstance(rows, ChatDataset)
+    if args.run.prompts is None:
+        asked = heldout if isinstance(heldout, ChatDataset) else rows  # nothing may be held out
+        args.run.prompts = first_questions(asked.chats) if isinstance(asked, ChatDataset) else [PROMPT]
     if args.trainer.n_gpu > 1:
         raise UsageError(
             f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch train.py …), "
@@ -468,7 +471,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         ended = sum(answer["ended"] for answer in answers)
         measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
         write_jsonl(run.answers, answers)
-    completions = complete(model, tokenizer, args.run.prompts, chat=isinstance(rows, ChatDataset))
+    completions = complete(model, tokenizer, args.run.prompts or [], chat=isinstance(rows, ChatDataset))
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
     write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
     draw_charts(run)
