@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.flags import FlagParser, as_flags, read_recipe, recipe_text
+from gpt2small_hf.flags import FlagParser, as_flags, read_recipe, recipe_text, without_flags
 from gpt2small_hf.runs import UsageError
 
 
@@ -114,3 +114,11 @@ def test_a_broken_recipe_is_named(tmp_path, content, words):
         read_recipe(path)
     assert "r.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("spelled", ["--preflight_only", "--preflight_only true", "--preflight-only=true"])
+def test_words_lose_a_flag_and_its_value_alone(spelled):
+    words = ["r.yaml", *spelled.split(), "--output_dir", "runs/preflight-a", "--prompts", "One", "preflight"]
+    kept = ["r.yaml", "--output_dir", "runs/preflight-a", "--prompts", "One", "preflight"]
+    assert without_flags(words, {"preflight_only"}) == kept
+    assert without_flags([*kept, *spelled.split()], {"preflight_only"}) == kept

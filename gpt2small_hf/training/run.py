@@ -39,7 +39,7 @@ from gpt2small_hf.evaluation.heldout import (
     standard_error,
     unigram_losses,
 )
-from gpt2small_hf.flags import recipe_text
+from gpt2small_hf.flags import recipe_text, without_flags
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows, worse_line
@@ -250,7 +250,10 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     if checkpoint is None:
         said_by_first(lambda: inspect(trainer, args, material, tokens_per_step))
     if args.run.preflight_only:
-        print(f"next: python train.py {shlex.join(word for word in sys.argv[1:] if 'preflight' not in word)}".rstrip())
+        words = without_flags(sys.argv[1:], {"preflight_only"})
+        if words == sys.argv[1:]:  # the recipe says it
+            words += ["--preflight_only", "false"]
+        print(f"next: python train.py {shlex.join(words)}".rstrip())
         return run
     if first:
         begin_folder(args, run, settings, material)
