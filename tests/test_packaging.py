@@ -59,6 +59,10 @@ PRIVATE_METHODS = {  # of transformers' Trainer, that training/trainer.py overri
     "_maybe_log_save_evaluate": (
         "self, tr_loss, grad_norm, model, trial, epoch, ignore_keys_for_eval, start_time, learning_rate"
     ),
+    "_run_epoch": (
+        "self, model, epoch, train_dataloader, steps_in_epoch, num_update_steps_per_epoch, trial, "
+        "ignore_keys_for_eval, start_time, resume_from_checkpoint, epochs_trained, steps_trained_in_current_epoch"
+    ),
     "_save_checkpoint": "self, model, trial",
     "_save_optimizer_and_scheduler": "self, output_dir",
     "_track_num_input_tokens": "self, inputs",

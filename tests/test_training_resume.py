@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 import torch
 from conftest import run_train, tiny_words
 
-from gpt2small_hf.runs import RunFolder, UsageError, open_door, read_json, read_jsonl, sha256
+from gpt2small_hf.runs import RunFolder, RunInterruptedError, UsageError, open_door, read_json, read_jsonl, sha256
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.resume import is_whole
 from gpt2small_hf.training.trainer import LanguageModelTrainer
@@ -45,7 +46,10 @@ KILLS = {
     "while a checkpoint's optimizer is written": (4, torch, "save"),
     "before a checkpoint gets its name": (2, Path, "rename"),
     "between a checkpoint and its samples": (3, callbacks, "complete"),
+    "between the last checkpoint and its samples": (5, callbacks, "complete"),
     "between epochs": (2, LanguageModelTrainer, "_run_epoch"),
+    "before older checkpoints are removed": (4, LanguageModelTrainer, "_rotate"),
+    "before the closing line": (1, LanguageModelTrainer, "_finalize_training"),
     "after training, before the model is saved": (1, run, "save_model"),
     "before the held-out result": (1, run, "seen_in_training"),
 }
@@ -59,8 +63,18 @@ def train_until(where, words):
 
 
 def what_was_logged(folder: RunFolder):
-    rows = [row for row in read_jsonl(folder.metrics) if "train_runtime" not in row and "symptom" not in row]
-    return [{key: row[key] for key in row if key not in TIMES and "eval_" not in key[:5]} for row in rows]
+    rows = [row for row in read_jsonl(folder.metrics) if row.get("symptom") != "waiting for data"]
+    assert "train_loss" in rows[-1]
+    ends = ("_runtime", "_per_second")
+    return [{key: row[key] for key in row if key not in TIMES and not key.endswith(ends)} for row in rows]
+
+
+def what_is_left(folder: RunFolder):
+    """All that an interruption must not change."""
+    kept = {path.name: sha256(path / "model.safetensors") for path in folder.checkpoints.iterdir()}
+    best = {name: read_json(folder.checkpoints / name / "trainer_state.json")["best_global_step"] for name in kept}
+    weights = sha256(folder.model / "model.safetensors")
+    return weights, what_was_logged(folder), read_jsonl(folder.samples), kept, best
 
 
 @pytest.fixture(scope="module")
@@ -165,20 +179,171 @@ def test_a_disk_that_takes_no_more_stops_the_run_and_the_last_good_checkpoint_st
     run_train(words)  # there is room again
 
 
-def test_resuming_passes_over_damaged_checkpoints(tmp_path, monkeypatch, capsys):
+# 287 rows in batches of 32: an epoch has nine steps.
+BY_EPOCHS = ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--logging_steps", "3", "--embd_pdrop", "0.1"]
+BY_EPOCHS += ["--per_device_train_batch_size", "32", "--num_train_epochs", "3", "--max_steps", "-1"]
+BY_EPOCHS += ["--load_best_model_at_end"]
+MIXED = ["--eval_strategy", "epoch", "--logging_strategy", "epoch", "--save_steps", "3", "--embd_pdrop", "0.1"]
+MIXED += ["--per_device_train_batch_size", "32", "--save_total_limit", "9"]
+ONE_CHECKPOINT = ["--save_total_limit", "1", "--load_best_model_at_end", "--eval_steps", "4", "--save_steps", "4"]
+ONE_CHECKPOINT += ["--metric_for_best_model", "loss", "--greater_is_better", "true"]  # the worst: then not the last
+ONE_CHECKPOINT += ["--per_device_train_batch_size", "32"]
+SCHEDULES = {"epochs": BY_EPOCHS, "mixed": MIXED, "one checkpoint": ONE_CHECKPOINT}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """An uninterrupted run of each of `SCHEDULES`."""
+    place = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return {name: run_train([*tiny_words(place, place / name), *more]) for name, more in SCHEDULES.items()}
+
+
+def signal_at(step, monkeypatch):
+    """Send this process SIGTERM when a step's weights are updated, once."""
+    on_step_end = callbacks.MetricsLog.on_step_end
+
+    def call(self, args, state, control, **kwargs):
+        if state.global_step == step:
+            monkeypatch.undo()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return on_step_end(self, args, state, control, **kwargs)
+
+    monkeypatch.setattr(callbacks.MetricsLog, "on_step_end", call)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "step"),
+    # In mid-epoch; where the schedule saves; at an epoch's last step; at the run's last.
+    [
+        (name, step)
+        for name, last in (("epochs", 27), ("mixed", 20), ("one checkpoint", 20))
+        for step in (5, 12, 9, last)
+    ],
+)
+def test_signal_at_a_step_changes_nothing(schedule, step, finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), *SCHEDULES[schedule]]
+    with pytest.MonkeyPatch.context() as patch:
+        signal_at(step, patch)
+        with pytest.raises(RunInterruptedError) as caught:
+            run_train(words)
+    saved = tmp_path / "run" / "checkpoints" / f"checkpoint-{step}"
+    assert caught.value.status == 128 + signal.SIGTERM
+    assert str(saved) in str(caught.value)
+    assert is_whole(saved)
+    assert what_is_left(run_train(words)) == what_is_left(finished[schedule])
+
+
+def take_back(folder: RunFolder, place: Path) -> RunFolder:
+    """A copy of a finished run as it was before its model was saved."""
+    copy = RunFolder(place)
+    shutil.copytree(folder.root, copy.root)
+    shutil.rmtree(copy.model)
+    copy.heldout.unlink()
+    return copy
+
+
+@pytest.fixture(scope="module")
+def best_kept(tmp_path_factory):
+    """A finished run that kept the first of its checkpoints, and the words of its command but the last, the folder."""
+    place = tmp_path_factory.mktemp("best_kept")
+    words = [*tiny_words(place, place / "run"), *ONE_CHECKPOINT, "--save_total_limit", "9"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        folder = run_train(words)
+    assert read_json(folder.checkpoints / "checkpoint-20" / "trainer_state.json")["best_global_step"] == 4
+    kept = sha256(folder.model / "model.safetensors")
+    assert kept == sha256(folder.checkpoints / "checkpoint-4" / "model.safetensors")
+    return folder, kept, [*words, "--output_dir"]
+
+
+@pytest.fixture
+def moved(best_kept, tmp_path, monkeypatch):
+    """The same run elsewhere, before its model was saved; there is nothing where it was."""
+    folder, kept, words = best_kept
+    copy = take_back(folder, tmp_path / "moved")
+    away = folder.root.rename(folder.root.with_name("away"))
+    monkeypatch.chdir(tmp_path)
+    yield copy, kept, words
+    away.rename(folder.root)
+
+
+def test_best_checkpoint_is_found_after_the_run_was_moved(moved):
+    copy, kept, words = moved
+    shutil.rmtree(copy.checkpoints / "checkpoint-20")  # so that it trains, saves and removes older checkpoints
+    run_train([*words, "moved", "--save_total_limit", "2"])
+    assert sha256(copy.model / "model.safetensors") == kept
+    assert {path.name for path in copy.checkpoints.iterdir()} == {"checkpoint-4", "checkpoint-20"}
+
+
+def test_missing_best_checkpoint_is_trained_again(moved, capsys):
+    copy, kept, words = moved
+    shutil.rmtree(copy.checkpoints / "checkpoint-4")
+    run_train([*words, str(copy.root)])
+    said = capsys.readouterr().err
+    assert f"skipping {copy.checkpoints / 'checkpoint-20'}: checkpoint-4, the best one up to there, is missing" in said
+    assert sha256(copy.model / "model.safetensors") == kept
+
+
+DAMAGES = {
+    "missing": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "garbage": lambda path: path.write_bytes(b"?" * path.stat().st_size),
+    "one byte": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
+}
+
+
+def test_damage_to_any_file_of_a_checkpoint_is_seen(tiny_run, tmp_path):
+    checkpoint = tiny_run.checkpoints / "checkpoint-20"
+    names = {path.name for path in checkpoint.iterdir()}
+    assert names >= {"rng_state.pth", "config.json", "guard_0.json", "optimizer.pt", "model.safetensors"}
+    for name in names:
+        for kind, damage in DAMAGES.items():
+            if name == "checkpoint.json" and kind == "missing":
+                continue  # as in an earlier version's, see below
+            copy = tmp_path / kind / name / "checkpoint-20"
+            shutil.copytree(checkpoint, copy)
+            assert is_whole(copy)
+            damage(copy / name)
+            assert not is_whole(copy), (name, kind)
+
+
+def test_checkpoint_of_an_earlier_version_needs_its_random_state(tiny_run, tmp_path):
+    copy = tmp_path / "checkpoint-20"
+    shutil.copytree(tiny_run.checkpoints / "checkpoint-20", copy)
+    (copy / "checkpoint.json").unlink()
+    assert is_whole(copy)
+    (copy / "rng_state.pth").unlink()
+    assert not is_whole(copy)
+
+
+@pytest.mark.slow
+def test_resuming_skips_damaged_checkpoints(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     folder = run_train(words)
-    whole = sha256(folder.model / "model.safetensors")
-    for cut in ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors", "rng_state.pth"):
+    before = sha256(folder.model / "model.safetensors")
+    for name, damage in [
+        ("trainer_state.json", "cut"),
+        ("optimizer.pt", "garbage"),
+        ("scheduler.pt", "empty"),
+        ("model.safetensors", "cut"),
+        ("rng_state.pth", "missing"),
+        ("config.json", "cut"),
+        ("guard_0.json", "cut"),
+    ]:
         folder.heldout.unlink()
-        path = folder.checkpoints / "checkpoint-20" / cut
-        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        path = folder.checkpoints / "checkpoint-20" / name
+        DAMAGES[damage](path)
         run_train(words)
         said = capsys.readouterr()
-        assert f"passing over {path.parent}" in said.err
+        assert f"skipping {path.parent}" in said.err
         assert f"going on with {folder.checkpoints / 'checkpoint-10'}" in said.out
-        assert sha256(folder.model / "model.safetensors") == whole
+        assert sha256(folder.model / "model.safetensors") == before
         assert is_whole(path.parent)
 
 

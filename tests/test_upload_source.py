@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
+from gpt2small_hf.training.resume import write_manifest
 from upload.source import checkpoints, find
 
 
@@ -104,6 +105,7 @@ def test_an_unfinished_run_without_a_checkpoint_is_refused(run):
 def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(run):
     for path in run.checkpoints.glob("*"):
         (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+        write_manifest(path, scheduled=True)
     said = r"checkpoint-20 holds adapters, which are no model without their base\. Publish the run when it is finished"
     with pytest.raises(UsageError, match=said):
         find(run.checkpoints / "checkpoint-20")

@@ -22,7 +22,7 @@ from upload.source import Source
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_CHECKPOINTS = re.compile(
-    r"(optimizer|scheduler|scaler|guard_\d+|rng_state\w*|trainer_state|training_args)\.(pt|pth|bin|json)"
+    r"(optimizer|scheduler|scaler|guard_\d+|rng_state\w*|trainer_state|training_args|checkpoint)\.(pt|pth|bin|json)"
 )
 """What the Trainer keeps beside a checkpoint's weights. training_args.bin can hold a token."""
 PICKLED = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}

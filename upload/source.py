@@ -136,7 +136,7 @@ def _kept_step(run: Run) -> int:
     if not run.resolved["trainer"].get("load_best_model_at_end"):
         return run.step
     newest = next(whole_checkpoints(run.folder), None)
-    if newest is not None:  # as `kept_model` in training/run.py: a step that was measured, and not saved, is none
+    if newest is not None:  # a step that was measured and not saved is not kept
         best = read_json(newest / "trainer_state.json").get("best_model_checkpoint")
         return int(Path(best).name.rpartition("-")[2]) if best else step_of(newest)
     measured = [row for row in run.metrics if row.get("eval_loss") is not None and row["step"] > 0]

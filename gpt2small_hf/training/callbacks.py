@@ -31,7 +31,7 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import one_line
-from gpt2small_hf.runs import RunFolder, append_jsonl, read_jsonl, say, write_jsonl
+from gpt2small_hf.runs import RunFolder, RunInterruptedError, append_jsonl, read_jsonl, say, write_jsonl
 from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
@@ -55,6 +55,8 @@ class MetricsLog(TrainerCallback):
         """Forget lines past the step that training starts from, and an earlier end: a resumed run logs them again."""
         if state.is_world_process_zero and self.path.exists():
             rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            if state.global_step == 0:  # an evaluation at the start (--eval_on_start) is done again
+                rows = rows[:1]
             write_jsonl(self.path, [row for row in rows if "train_runtime" not in row])
 
     def on_log(
@@ -82,9 +84,23 @@ class Samples(TrainerCallback):
         chat: bool,
         progress: ProgressLine,
         all_checkpoints: bool = False,
+        starts_scheduled: bool = True,
     ) -> None:
+        """Take the file, and what is asked.
+
+        Args:
+            path: the run's samples.
+            tokenizer: of the model.
+            prompts: asked each time.
+            chat: whether they are questions.
+            progress: says that samples are made.
+            all_checkpoints: sample at each checkpoint.
+            starts_scheduled: False if training resumes at a step that is saved only because of a signal: an
+                uninterrupted run has no samples of it.
+        """
         self.path, self.tokenizer, self.prompts, self.chat = path, tokenizer, prompts, chat
         self.progress, self.all_checkpoints = progress, all_checkpoints
+        self.starts_scheduled = starts_scheduled
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -96,7 +112,8 @@ class Samples(TrainerCallback):
             if n_last < len(self.prompts):
                 rows = rows[: len(rows) - n_last]
             write_jsonl(self.path, rows)
-        self.on_save(args, state, control, **kwargs)
+        if self.starts_scheduled:
+            self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Write the samples of this step, unless they are there or the step has none."""
@@ -171,6 +188,13 @@ class StopWhenRising(TrainerCallback):
     def __init__(self, patience: int) -> None:
         self.patience = patience
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop at once a run that had stopped and was then killed."""
+        if rising(state.log_history, self.patience):
+            control.should_training_stop = True
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Look, and stop."""
         if rising(state.log_history, self.patience):
@@ -206,16 +230,19 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
         self.former = {}
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Agree with the other ranks, and stop."""
-        caught = self.caught
+    def agreed(self, device: torch.device) -> int:
+        """The signal that any rank has caught, on all of them; 0 for none. All ranks ask after the same step."""
         if dist.is_initialized():
-            agreed = torch.tensor(caught, device=args.device)
-            dist.all_reduce(agreed, dist.ReduceOp.MAX)
-            caught = int(agreed)
-        if caught:
-            self.caught = caught
-            control.should_save = control.should_training_stop = True
+            caught = torch.tensor(self.caught, device=device)
+            dist.all_reduce(caught, dist.ReduceOp.MAX)
+            self.caught = int(caught)
+        return self.caught
+
+    def interruption(self, saved: Path | None) -> RunInterruptedError:
+        """The error that ends the run; `saved` is the checkpoint to resume from."""
+        name = signal.Signals(self.caught).name
+        kept = "no checkpoint was saved" if saved is None else f"saved {saved}. The same command goes on from there"
+        return RunInterruptedError(f"{name}; {kept}.", self.caught)
 
 
 class ProgressLine(TrainerCallback):

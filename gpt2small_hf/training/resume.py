@@ -9,15 +9,26 @@ import json
 import math
 import sys
 import zipfile
+import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2small_hf.runs import RunFolder, UsageError, git_commit, is_leftover, read_json, read_jsonl, write_jsonl
+from gpt2small_hf.runs import (
+    RunFolder,
+    UsageError,
+    git_commit,
+    is_leftover,
+    read_json,
+    read_jsonl,
+    write_json,
+    write_jsonl,
+)
 from gpt2small_hf.training.arguments import Arguments
 
+MANIFEST = "checkpoint.json"
 # Settings that decide nothing that is learned: where and how often is written, how rows are loaded, how the work is
 # divided. Rows a step are compared as a whole.
 MAY_CHANGE = {
@@ -52,43 +63,125 @@ BRANCHES_CHANGE = {
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
-def whole_checkpoints(run: RunFolder) -> Iterator[Path]:
-    """The run's checkpoints that can be resumed from, newest first; says which ones it passes over."""
-    checkpoints = run.checkpoints.glob("checkpoint-*")
-    for path in sorted(checkpoints, key=lambda path: (len(path.name), path.name), reverse=True):
-        if is_whole(path):
-            yield path
+def checkpoints_in(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, newest first."""
+    found = (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal())
+    return sorted(found, key=number_of, reverse=True)
+
+
+def number_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def whole_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:
+    """The run's checkpoints that can be resumed from, newest first; prints which ones it skips.
+
+    Args:
+        run: the folder.
+        keeps_best: whether the best checkpoint will be needed at the end: then it must be there too.
+    """
+    for path in checkpoints_in(run.checkpoints):
+        if reason := why_not(path, run, keeps_best=keeps_best):
+            print(f"skipping {path}: {reason}.", file=sys.stderr)
         else:
-            print(f"passing over {path}: it is damaged, or was not written to its end.", file=sys.stderr)
+            yield path
+
+
+def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None:
+    """Why a run cannot resume from a checkpoint; None if it can."""
+    if not is_whole(checkpoint):
+        return "it is damaged, was not written to its end, or has no optimizer state (--save_only_model)"
+    best = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    if keeps_best and best is not None:
+        found = find_best(checkpoint, run.checkpoints)
+        if found is None or not is_whole(found):
+            return f"{Path(best).name}, the best one up to there, is {'missing' if found is None else 'damaged'}"
+    return None
+
+
+def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
+    """The checkpoint with the lowest held-out loss up to a checkpoint; None if it was not recorded or is missing.
+
+    It is stored as the path that it had: it is looked for by name, as the run may have been moved since, or may be
+    named from another folder.
+
+    Args:
+        checkpoint: the one that is resumed from.
+        checkpoints: folder of the run's own, which come first.
+    """
+    stored = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    if stored is None:
+        return None
+    name = PureWindowsPath(stored).name  # reads both kinds of paths
+    places = [checkpoints / name, checkpoint.resolve().parent / name, Path(stored)]
+    return next((path for path in places if path.is_dir()), None)
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be resumed from: weights, optimizer, schedule and state are there, none cut short."""
+    """Whether a checkpoint can be resumed from: each of its files is there as it was written."""
     try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        return all(crc32(checkpoint / name) == value for name, value in manifest["crc32"].items())
+    except FileNotFoundError:
+        return not (checkpoint / MANIFEST).exists() and _looks_whole(checkpoint)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _looks_whole(checkpoint: Path) -> bool:
+    """The same, of a checkpoint without a list of its files: earlier versions wrote none."""
+    try:
+        for path in checkpoint.glob("*.json"):
+            json.loads(path.read_text(encoding="utf-8"))
         for path in checkpoint.glob("*.safetensors"):
             with safe_open(path, framework="pt"):  # compares the file's length to its header
                 pass
+        names = {path.name for path in checkpoint.iterdir()}
     except (OSError, SafetensorError, ValueError):
         return False
     files = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth"), *checkpoint.glob("*.bin")]
-    names = {path.name for path in checkpoint.iterdir()}
     has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)  # the latter is DeepSpeed's
+    has_random_state = any(name.startswith("rng_state") for name in names)
     # FSDP and DeepSpeed may keep the weights in folders of their own.
     alone = {"model.safetensors", "adapter_model.safetensors"}
     has_weights = bool(alone & names) or any((checkpoint / name).is_dir() for name in names)
-    return has_weights and has_optimizer and "scheduler.pt" in names and all(map(zipfile.is_zipfile, files))
+    has_state = names >= {"scheduler.pt", "trainer_state.json"}
+    return has_weights and has_optimizer and has_random_state and has_state and all(map(zipfile.is_zipfile, files))
+
+
+def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
+    """List a checkpoint's files with their checksums. Call this when all of them are written.
+
+    Args:
+        checkpoint: its folder.
+        scheduled: False if only a signal asked for it.
+    """
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
+    write_json(checkpoint / MANIFEST, {"scheduled": scheduled, "crc32": checksums})
+
+
+def crc32(path: Path) -> int:
+    """The CRC-32 of a file, read in blocks."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def is_scheduled(checkpoint: Path) -> bool:
+    """False for a checkpoint that only a signal asked for."""
+    try:
+        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["scheduled"]
+    except (OSError, ValueError, LookupError, TypeError):  # damaged, or of an earlier version
+        return True
 
 
 def step_of(checkpoint: Path) -> int:
     """The step that a checkpoint was saved at."""
     return int(read_json(checkpoint / "trainer_state.json")["global_step"])
-
-
-def is_last(checkpoint: Path, patience: int | None = None) -> bool:
-    """Whether a checkpoint was saved at the run's last step, or where `rising` stopped it."""
-    state = read_json(checkpoint / "trainer_state.json")
-    return state["global_step"] >= state["max_steps"] or rising(state["log_history"], patience)
 
 
 def rising(log: list[dict[str, Any]], patience: int | None) -> bool:
@@ -176,9 +269,12 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         return None
     if before["made_by"]["commit"] != git_commit():
         print("the run was begun with another version of this code; it goes on with this one.", file=sys.stderr)
+    keeps_best = args.trainer.load_best_model_at_end
     if named != "auto":
+        if reason := why_not(Path(named), run, keeps_best=keeps_best):
+            raise UsageError(f"{named} cannot be resumed from: {reason}. Name another one, or leave --resume out.")
         return Path(named)
-    return next(whole_checkpoints(run), args.run.branch_from)
+    return next(whole_checkpoints(run, keeps_best=keeps_best), args.run.branch_from)
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]

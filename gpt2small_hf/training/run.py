@@ -11,7 +11,6 @@ import os
 import platform
 import shlex
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import distributed as dist
 from transformers import PreTrainedTokenizerBase, PrinterCallback, SchedulerType
 from transformers.utils import logging
@@ -45,7 +43,6 @@ from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows, worse_line
 from gpt2small_hf.runs import (
     RunFolder,
-    RunInterruptedError,
     RunStoppedError,
     UsageError,
     disk_is_full,
@@ -57,6 +54,7 @@ from gpt2small_hf.runs import (
     read_jsonl,
     remove,
     remove_if_empty,
+    say,
     whole,
     write_json,
     write_jsonl,
@@ -87,8 +85,9 @@ from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
     begin_branch,
     check_folder,
-    is_last,
     is_prepared_text,
+    is_scheduled,
+    number_of,
     steps_of_branch,
     where_to_begin,
     whole_checkpoints,
@@ -227,6 +226,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             max_bad_steps=args.run.max_bad_steps,
             flops_per_token=flops_per_token(config, rows.seq_len),
             peak_flops=peak,
+            stop=stop,
             callbacks=[
                 stop,
                 metrics,
@@ -239,6 +239,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                     chat=chats,
                     progress=progress,
                     all_checkpoints=args.run.sample_all_checkpoints,
+                    starts_scheduled=checkpoint is None or is_scheduled(checkpoint),
                 ),
                 Charts(run),
                 *([StopWhenRising(patience)] if (patience := args.run.early_stopping_patience) else []),
@@ -272,11 +273,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             before = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size).mean()
             write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
 
-    if checkpoint is not None and not branching and is_last(checkpoint, args.run.early_stopping_patience):
-        model = kept_model(checkpoint, args, trainer)  # only what follows training was cut off
-    else:
-        learn(trainer, run, checkpoint, stop, progress)
-        model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
+    learn(trainer, run, checkpoint, stop, progress)
+    model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
     if first:
         finish_folder(args, run, material, merged(model, run))
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
@@ -296,6 +294,7 @@ def learn(
     gc.freeze()
     try:
         trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.tidy()
     except ImportError as error:  # an optimizer that is not installed
         raise UsageError(" ".join(str(error).split())) from error
     except (RunStoppedError, OSError) as error:
@@ -307,9 +306,12 @@ def learn(
         gc.unfreeze()
         stop.close()
         progress.close()
-    if stop.caught:
-        name = signal.Signals(stop.caught).name
-        raise RunInterruptedError(f"{name}; saved {newest(run)}. The same command goes on from there.", stop.caught)
+    if stop.caught:  # after the last step
+        raise stop.interruption(newest(run))
+    best, kept = trainer.state.best_global_step, trainer.state.best_model_checkpoint
+    if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
+        instead = "the last model" if kept is None else Path(kept).name
+        say(f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept.")
 
 
 # ---- before the first step ---------------------------------------------------------------------------------------
@@ -491,22 +493,6 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         print(f"{said}\n")
     if worse := worse_line(measured):
         print(f"warning: {worse}\n")
-
-
-def kept_model(checkpoint: Path, args: Arguments, trainer: LanguageModelTrainer) -> Any:
-    """The model that a run which was trained to its end keeps: of its last checkpoint, or of its best one."""
-    state = read_json(checkpoint / "trainer_state.json")
-    if args.trainer.load_best_model_at_end and state["best_model_checkpoint"]:
-        checkpoint = checkpoint.with_name(Path(state["best_model_checkpoint"]).name)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = checkpoint / "adapter_model.safetensors"
-    if weights.exists():
-        from peft import set_peft_model_state_dict  # pyright: ignore[reportMissingImports]
-
-        set_peft_model_state_dict(model, load_file(weights))
-        return model
-    kept = GPT2SmallForCausalLM.from_pretrained(checkpoint)
-    return kept.to(args.trainer.device)  # pyright: ignore[reportArgumentType]
 
 
 def merged(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:

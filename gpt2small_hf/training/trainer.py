@@ -20,6 +20,7 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
+from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.data.dataset import TokenDataset
@@ -33,9 +34,10 @@ from gpt2small_hf.runs import (
     write_json,
 )
 from gpt2small_hf.training.arguments import MUON
+from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw
-from gpt2small_hf.training.resume import is_whole
+from gpt2small_hf.training.resume import checkpoints_in, find_best, is_scheduled, number_of, write_manifest
 from gpt2small_hf.training.schedules import Schedule, rates
 
 
@@ -54,6 +56,7 @@ class LanguageModelTrainer(Trainer):
         max_bad_steps: int = 20,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
+        stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
         """Take what `Trainer` takes.
@@ -65,6 +68,7 @@ class LanguageModelTrainer(Trainer):
             max_bad_steps: stop after so many bad steps in a row.
             flops_per_token: FLOPs of training on one token, forward and backward.
             peak_flops: what one device can do in a second; with both, the log has `mfu`, the share of it that is made.
+            stop: listens to signals; also one of `callbacks`.
             kwargs: as `Trainer`'s.
         """
         self.decay = decay
@@ -75,6 +79,9 @@ class LanguageModelTrainer(Trainer):
         self.norms: list[Tensor] = []
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.measuring = False
+        self.stop = stop
+        self.save_due = False
+        self.loss_sum, self.n_losses = 0.0, 0  # of all steps that were logged
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
         self.tokens = 0  # of the interval, on all ranks
         self.checkpoint_in_the_making: Path | None = None
@@ -145,11 +152,36 @@ class LanguageModelTrainer(Trainer):
         finally:
             self.measuring = False
 
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        begin_at = super()._init_training_state(max_steps, *args, **kwargs)
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # it warns of a best checkpoint that is found below
+        try:
+            begin_at = super()._init_training_state(
+                max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+            )
+        finally:
+            logging.set_verbosity(verbosity)
         # How often is logged, measured and saved is this run's, not the checkpoint's.
         self.state.compute_steps(self.args, max_steps)
+        if resume_from_checkpoint is not None:
+            best = find_best(Path(resume_from_checkpoint), Path(self.args.output_dir or ""))
+            self.state.best_model_checkpoint = None if best is None else str(best)
+            self.args.eval_on_start = False  # it was evaluated when it started
         return begin_at
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # A run that was killed after its last step: the Trainer would train to the end of the epoch.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        if not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
         """Micro-batches of one step; see `Trainer.get_batch_samples`. Starts the step's clock."""
@@ -173,11 +205,37 @@ class LanguageModelTrainer(Trainer):
         self.tokens += tokens
         self.state.num_input_tokens_seen += tokens
 
-    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        if self.step_began:  # the Trainer comes here after each step, and once more after an epoch
+    def _maybe_log_save_evaluate(
+        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Log, evaluate and save what is due; see `Trainer`. The checkpoint of a step is the last thing done for it.
+
+        So its state has everything that was logged of that step, and a run can be cut off after it without a loss.
+
+        Raises: RunInterruptedError after a signal, once the step is saved.
+        """
+        after_step = self.step_began > 0  # the Trainer comes here after each step, and once more after an epoch
+        if after_step:
             self.trained += time.perf_counter() - self.step_began
             self.step_began = 0.0
-        super()._maybe_log_save_evaluate(*args, **kwargs)
+        self.save_due |= self.control.should_save
+        self.control.should_save = False
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        assert self.state.epoch is not None
+        epoch_ends = self.state.epoch == int(self.state.epoch) or self.control.should_epoch_stop
+        if after_step and (epoch_ends or self.control.should_training_stop):
+            return  # more may be due after the epoch
+        caught = 0 if self.stop is None else self.stop.agreed(self.args.device)
+        scheduled, self.save_due = self.save_due, False
+        if scheduled or caught:
+            self._save_checkpoint(model, trial, scheduled=scheduled)
+        if scheduled:
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+        if self.stop is not None and caught:
+            self.callback_handler.on_train_end(
+                self.args, self.state, self.control
+            )  # reporters write out what they have
+            raise self.stop.interruption(Path(super()._get_output_dir(None)) / f"checkpoint-{self.state.global_step}")
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward of one micro-batch; see `Trainer.training_step`."""
@@ -234,12 +292,7 @@ class LanguageModelTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the interval's losses and gradient norms as they were; see `Trainer.log`."""
         if "loss" in logs and self.step_losses:
-            losses = torch.stack(self.step_losses)
-            if dist.is_initialized():
-                dist.all_reduce(losses)
-                losses /= dist.get_world_size()
-            good = losses[losses.isfinite()].tolist()
-            norms = [norm for norm in torch.stack(self.norms).tolist() if math.isfinite(norm)]
+            good, norms = self._interval()
             logs["loss"] = sum(good) / len(good) if good else math.nan
             if good:
                 logs |= {"loss_min": min(good), "loss_max": max(good)}
@@ -249,9 +302,25 @@ class LanguageModelTrainer(Trainer):
                 logs["clipped"] = sum(norm > clip > 0 for norm in norms) / len(norms)
             if any(self.guard.skipped.values()):
                 logs |= {f"skipped_{kind}": n for kind, n in self.guard.skipped.items()}
-            self.step_losses, self.norms = [], []
             logs |= self._pace()
+        if "train_loss" in logs:  # the Trainer's own is of the steps since the last resume
+            if self.step_losses:
+                self._interval()
+            logs["train_loss"] = self.loss_sum / self.n_losses if self.n_losses else math.nan
         super().log(logs, start_time)
+
+    def _interval(self) -> tuple[list[float], list[float]]:
+        """The finite losses and gradient norms of the steps since the last call, of all ranks."""
+        losses = torch.stack(self.step_losses)
+        if dist.is_initialized():
+            dist.all_reduce(losses)
+            losses /= dist.get_world_size()
+        good = losses[losses.isfinite()].tolist()
+        norms = [norm for norm in torch.stack(self.norms).tolist() if math.isfinite(norm)]
+        self.loss_sum += sum(good)
+        self.n_losses += len(good)
+        self.step_losses, self.norms = [], []
+        return good, norms
 
     def _pace(self) -> dict[str, float]:
         """How fast the interval went, without what was spent on measuring and saving; begins the next one."""
@@ -275,8 +344,11 @@ class LanguageModelTrainer(Trainer):
     def _get_output_dir(self, *args: Any, **kwargs: Any) -> str:
         return str(self.checkpoint_in_the_making or super()._get_output_dir(*args, **kwargs))
 
-    def _save_checkpoint(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def _save_checkpoint(self, model: nn.Module, *args: Any, scheduled: bool = True, **kwargs: Any) -> None:
         """Save a checkpoint whole or not at all: under another name first.
+
+        One that only a signal asked for is not `scheduled`: it takes no other checkpoint's place, is never the best
+        one, and is removed once the run has come further. So the run ends with the checkpoints of an uninterrupted one.
 
         Raises: RunStoppedError if a weight is not finite, and if the disk does not hold it.
         """
@@ -285,8 +357,7 @@ class LanguageModelTrainer(Trainer):
             raise RunStoppedError(f"{broken[0]} is not finite at step {self.state.global_step}, so nothing was saved.")
         checkpoints = Path(super()._get_output_dir(None))
         name = f"checkpoint-{self.state.global_step}"
-        if is_whole(checkpoints / name):  # a signal may ask for what the schedule saves anyway
-            return
+        best = self.state.best_model_checkpoint
         making = checkpoints / "in-the-making"
         self._alone(lambda: shutil.rmtree(making, ignore_errors=True))  # what a killed process left
         self.checkpoint_in_the_making = making
@@ -301,22 +372,44 @@ class LanguageModelTrainer(Trainer):
             ) from error
         finally:
             self.checkpoint_in_the_making = None
-        if self.state.best_global_step == self.state.global_step:
-            self.state.best_model_checkpoint = str(checkpoints / name)
-        self._alone(lambda: self._give_name(making / name, checkpoints / name))
+        is_best = scheduled and self.state.best_global_step == self.state.global_step
+        self.state.best_model_checkpoint = str(checkpoints / name) if is_best else best
+        self._alone(lambda: self._give_name(making / name, checkpoints / name, scheduled))
 
-    def _give_name(self, made: Path, name: Path) -> None:
+    def _give_name(self, made: Path, name: Path, scheduled: bool) -> None:
         if any(made.glob("*config.json")):  # sharded checkpoints of FSDP and DeepSpeed have none
             give_usual_permissions(made)
         self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
+        if not self.args.save_only_model:  # else nothing can be resumed from it
+            write_manifest(made, scheduled=scheduled)
         if name.exists():  # damaged, or it would not be saved again
             shutil.rmtree(name)
         sync(made)
         made.rename(name)
         sync(name.parent, contents=False)
         made.parent.rmdir()
+        for path in checkpoints_in(name.parent):
+            # Later ones were damaged, or training would have resumed there; they must not count as the newest.
+            if number_of(path) > number_of(name) or (path != name and not is_scheduled(path)):
+                shutil.rmtree(path)
+        if scheduled:
+            self._rotate()
+
+    def tidy(self) -> None:
+        """After training: remove the checkpoints that a run without interruptions would not have. All ranks call it."""
+        checkpoints = Path(super()._get_output_dir(None))
+
+        def work() -> None:
+            for path in checkpoints_in(checkpoints):
+                if not is_scheduled(path):
+                    shutil.rmtree(path)
+            self._rotate()  # a kill may have come before
+
+        self._alone(work)
+
+    def _rotate(self) -> None:
         rotate_checkpoints(
-            output_dir=str(name.parent),
+            output_dir=super()._get_output_dir(None),
             save_total_limit=self.args.save_total_limit,
             best_model_checkpoint=self.state.best_model_checkpoint,
             use_mtime=False,
@@ -341,6 +434,8 @@ class LanguageModelTrainer(Trainer):
             "history": list(self.guard.norms),
             "losses": [float(loss) for loss in self.step_losses],
             "norms": [float(norm) for norm in self.norms],
+            "loss_sum": self.loss_sum,
+            "n_losses": self.n_losses,
         }
         write_json(Path(output_dir) / f"guard_{self.args.process_index}.json", kept)
 
@@ -352,6 +447,7 @@ class LanguageModelTrainer(Trainer):
         kept = read_json(path)
         self.guard.skipped, self.guard.in_a_row = kept["skipped"], kept["in_a_row"]
         self.guard.norms.extend(kept["history"])
+        self.loss_sum, self.n_losses = kept.get("loss_sum", 0.0), kept.get("n_losses", 0)
         if kept["world_size"] == self.args.world_size:  # else the ranks' parts of the interval do not fit together
             for mine, values in ((self.step_losses, kept["losses"]), (self.norms, kept["norms"])):
                 mine += [torch.tensor(math.nan if v is None else v, device=self.args.device) for v in values]
