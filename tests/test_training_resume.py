@@ -12,10 +12,20 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import run_train, tiny_words
+from safetensors.torch import load_file
 
-from gpt2small_hf.runs import RunFolder, RunInterruptedError, UsageError, open_door, read_json, read_jsonl, sha256
+from gpt2small_hf.runs import (
+    RunFolder,
+    RunInterruptedError,
+    UsageError,
+    open_door,
+    read_json,
+    read_jsonl,
+    sha256,
+    write_json,
+)
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.resume import is_whole
+from gpt2small_hf.training.resume import differences, is_whole
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 # 20 steps of two micro-batches; an epoch has 9 steps; saved at 5, 10, 15 and 20; logged at 4, 8, …
@@ -361,6 +371,8 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
         (["--gradient_accumulation_steps", "2"], "rows a step: 4 -> 8"),
         (["--packing", "isolate"], "packing: stream -> isolate"),
         (["--data_seed", "1"], "data_seed: None -> 1"),
+        (["--dataloader_drop_last", "true"], "dataloader_drop_last: False -> True"),
+        (["--load_best_model_at_end", "true"], "load_best_model_at_end: False -> True"),
         (["--resume", "never"], "holds a run"),
         (["--overwrite", "--resume", str(folder.checkpoints / "checkpoint-10")], "Leave one out"),
     ]:
@@ -375,6 +387,65 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
     run_train([*words, "--save_steps", "7", "--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"])
     assert "is finished, with these settings" in capsys.readouterr().out
     assert {path: sha256(path) for path in folder.root.rglob("*") if path.is_file()} == files
+
+
+def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_run):
+    now = read_json(tiny_run.resolved)
+    parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    evaluations = {"eval_strategy": "epoch", "eval_steps": 7, "eval_delay": 5, "eval_on_start": True}
+    choice = {"save_strategy": "epoch", "save_steps": 7, "metric_for_best_model": "x", "greater_is_better": True}
+    decides = {"dataloader_drop_last": True, "dataloader_in_order": False, "accelerator_config": {}, "fsdp": True}
+    decides |= {"deepspeed": "zero.json", "load_best_model_at_end": True, "ignore_data_skip": True}
+    reported = {
+        "logging_steps": 7,
+        "report_to": "x",
+        "dataloader_num_workers": 2,
+        "save_total_limit": 3,
+        "use_cpu": False,
+    }
+    draws, drops = {"model": {"resid_pdrop": 0.1}}, {"trainer": {"dataloader_drop_last": True}}
+    best, plateau = {"load_best_model_at_end": True}, {"lr_scheduler_type": "reduce_lr_on_plateau"}
+    on_gpu = {"device": {"type": "cuda"}}
+    for changes, settings, refused in [
+        (reported, {}, False),
+        (decides, {}, True),
+        (parts, {}, False),
+        (parts, draws, True),
+        (parts, {"run": {"lora_dropout": 0.1}}, True),
+        (parts, drops, True),
+        (evaluations, {}, False),
+        (evaluations, draws, True),
+        (evaluations, draws | on_gpu, False),
+        (evaluations, {"trainer": best}, True),
+        (evaluations, {"trainer": plateau}, True),
+        (choice, {}, False),
+        (choice, {"trainer": best}, True),
+    ]:
+        for name, value in changes.items():
+            present = now | {part: now[part] | values for part, values in settings.items()}
+            before = present | {"trainer": present["trainer"] | {name: value}}
+            assert [line.partition(":")[0] for line in differences(before, present)] == [name] * refused, settings
+
+
+def test_resume_refuses_another_number_of_processes(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = take_back(tiny_run, tmp_path / "run")
+    settings = read_json(copy.resolved)
+    settings["device"]["count"] = 2
+    write_json(copy.resolved, settings)
+    with pytest.raises(UsageError, match="processes: 2 -> 1"):
+        run_train(tiny_words(tmp_path, copy.root))
+
+
+def test_smaller_parts_of_a_step_give_the_same_weights_up_to_rounding(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = take_back(tiny_run, tmp_path / "run")
+    shutil.rmtree(copy.checkpoints / "checkpoint-20")
+    parts = ["--per_device_train_batch_size", "2", "--gradient_accumulation_steps", "2"]
+    run_train([*tiny_words(tmp_path, copy.root), *parts])
+    weights, theirs = (load_file(run.model / "model.safetensors") for run in (copy, tiny_run))
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, theirs[name], atol=1e-4, rtol=0)
 
 
 def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_is_told(tmp_path, monkeypatch, capsys):

@@ -16,6 +16,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import (
     RunFolder,
     UsageError,
@@ -29,33 +30,48 @@ from gpt2small_hf.runs import (
 from gpt2small_hf.training.arguments import Arguments
 
 MANIFEST = "checkpoint.json"
-# Settings that decide nothing that is learned: where and how often is written, how rows are loaded, how the work is
-# divided. Rows a step are compared as a whole.
+# Settings that decide nothing that is learned or kept. All others, and those that a new version of transformers brings,
+# are compared.
 MAY_CHANGE = {
     *("output_dir", "overwrite", "resume", "resume_from_checkpoint", "preflight_only", "find_batch_size"),
-    "allow_high_initial_loss",
+    *("print_recipe", "allow_high_initial_loss", "debug", "skip_memory_metrics"),
     # What these name is compared by its content.
-    *("init_from", "chat_data", "validation_data", "skip_bad_rows", "max_answers"),
+    *("data_dir", "init_from", "chat_data", "validation_data", "skip_bad_rows"),
+    # Where and on what: the result is the same up to the rounding of another device.
+    *("use_cpu", "num_threads", "local_rank", "num_workers"),
+    *("dataloader_num_workers", "dataloader_pin_memory", "dataloader_persistent_workers"),
+    *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
+    # How it is evaluated and reported.
+    *("prompts", "sample_all_checkpoints", "max_answers", "per_device_eval_batch_size", "eval_accumulation_steps"),
     *(
-        "print_recipe",
-        "num_threads",
-        "prompts",
-        "sample_all_checkpoints",
+        "eval_do_concat_batches",
+        "eval_use_gather_object",
         "report_to",
         "run_name",
         "project",
         "trackio_space_id",
         "trackio_bucket_id",
     ),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size"),
-    *("num_workers", "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "local_rank", "use_cpu"),
-    *("skip_memory_metrics", "load_best_model_at_end", "metric_for_best_model", "greater_is_better", "debug"),
-    *("fsdp", "fsdp_config", "deepspeed", "parallelism_config", "accelerator_config", "auto_find_batch_size"),
+    *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "push_to_hub"),
+    *("save_total_limit", "save_only_model", "save_on_each_node"),
 }
-MAY_CHANGE_ALL = ("save_", "logging_", "eval_", "dataloader_", "ddp_", "hub_", "push_to_hub", "include_")
+MAY_CHANGE_ALL = ("logging_", "ddp_", "hub_", "include_")
+# Rows a step are compared as a whole. The same rows in smaller parts give the same weights up to rounding.
+PARTS_OF_A_STEP = {"per_device_train_batch_size", "gradient_accumulation_steps"}
+EVALUATIONS = {"eval_strategy", "eval_steps", "eval_delay", "eval_on_start"}
+CHOICE_OF_THE_BEST = {"save_strategy", "save_steps", "metric_for_best_model", "greater_is_better"}
+DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 # What a branch may have otherwise than the run it leaves: how long, and how the learning rate goes on.
 BRANCHES_CHANGE = {
-    *("branch_from", "max_steps", "num_train_epochs", "tokens", "tokens_per_parameter", "parameters_counted"),
+    *(
+        "processes",
+        "branch_from",
+        "max_steps",
+        "num_train_epochs",
+        "tokens",
+        "tokens_per_parameter",
+        "parameters_counted",
+    ),
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
 }
 
@@ -157,7 +173,7 @@ def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
         checkpoint: its folder.
         scheduled: False if only a signal asked for it.
     """
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
     checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
     write_json(checkpoint / MANIFEST, {"scheduled": scheduled, "crc32": checksums})
 
@@ -267,6 +283,9 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         )
     if run.finished:
         return None
+    devices = [settings["device"]["name"] for settings in (before, settings)]
+    if devices[0] != devices[1]:
+        print(f"the run was started on {devices[0]}: on {devices[1]} it is the same up to rounding.", file=sys.stderr)
     if before["made_by"]["commit"] != git_commit():
         print("the run was begun with another version of this code; it goes on with this one.", file=sys.stderr)
     keeps_best = args.trainer.load_best_model_at_end
@@ -286,6 +305,9 @@ def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] =
         lines.append(f"{'chats' if now.get('chat') else 'text'}: {then} -> {present}{same}")
     if before.get("rows_per_step", now["rows_per_step"]) != now["rows_per_step"]:
         lines.append(f"rows a step: {before['rows_per_step']} -> {now['rows_per_step']}")
+    processes = [settings["device"]["count"] for settings in (before, now)]
+    if processes[0] != processes[1] and "processes" not in allowed:  # each has random numbers of its own
+        lines.append(f"processes: {processes[0]} -> {processes[1]}")
     if (before.get("base") or {}).get("sha256") != (now.get("base") or {}).get("sha256"):
         names = [(settings.get("base") or {"init_from": None})["init_from"] for settings in (before, now)]
         lines.append(f"init_from: {names[0]} -> {names[1]}, which has other weights")
@@ -298,7 +320,7 @@ def changed(
     allowed: set[str] = frozenset(),  # pyright: ignore[reportArgumentType]
 ) -> list[tuple[str, Any, Any]]:
     """The settings that decide what is learned and that two runs have otherwise: name, value then, value now."""
-    found = []
+    found, allowed = [], allowed | may_change(now)
     for part in ("model", "run", "chat", "trainer"):
         then, present = before.get(part) or {}, now.get(part) or {}
         # A setting that one version of this code does not know is no difference; of a model only what is not default
@@ -307,11 +329,27 @@ def changed(
         found += [
             (name, then.get(name), present.get(name))
             for name in names
-            if name not in MAY_CHANGE | allowed
-            and not name.startswith(MAY_CHANGE_ALL)
-            and then.get(name) != present.get(name)
+            if name not in allowed and not name.startswith(MAY_CHANGE_ALL) and then.get(name) != present.get(name)
         ]
     return found
+
+
+def may_change(settings: dict[str, Any]) -> set[str]:
+    """The settings that may be others when a run resumes, given all of them."""
+    run, trainer = settings["run"], settings["trainer"]
+    model = {name: getattr(GPT2SmallConfig, name) for name in DROPOUTS} | settings["model"]
+    draws = any(model[name] for name in DROPOUTS) or run["lora_dropout"] > 0 or trainer["neftune_noise_alpha"]
+    judges = trainer["load_best_model_at_end"] or trainer["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
+    allowed = set(MAY_CHANGE)
+    # Dropout draws for each micro-batch; with rows left out at the end of an epoch, how many depends on its size.
+    if run["find_batch_size"] or not (draws or trainer["dataloader_drop_last"]):
+        allowed |= PARTS_OF_A_STEP
+    # An evaluation draws a random number on the CPU.
+    if not (judges or (draws and settings["device"]["type"] == "cpu")):
+        allowed |= EVALUATIONS
+    if not judges:
+        allowed |= CHOICE_OF_THE_BEST
+    return allowed
 
 
 # ---- branches ----------------------------------------------------------------------------------------------------
