@@ -443,6 +443,12 @@ def test_a_loss_rises_when_it_was_not_the_lowest_so_often(found, patience, stops
     assert rising([{"eval_loss": loss} for loss in found] + [{"loss": 0.1}], patience) is stops
 
 
+def test_padding_is_not_counted_among_the_tokens(place, tmp_path):
+    run = run_train(chat_words(place, tmp_path / "run", "--packing", "padding", "--max_answers", "1"))
+    seen = [row["num_input_tokens_seen"] for row in read_jsonl(run.metrics) if "num_input_tokens_seen" in row]
+    assert seen[-1] == 3 * read_json(run.resolved)["data"]["train"]["tokens"]
+
+
 @pytest.fixture(scope="module")
 def stopped_run(place, tmp_path_factory) -> RunFolder:
     """A run whose rate is so high that the held-out loss rises before its last epoch."""

@@ -107,7 +107,7 @@ def test_two_processes_take_the_steps_of_one_with_the_same_rows(pair, folder, ki
     alone = trained(folder, tmp_path, "alone")
     assert alone["log"][0]["clipped"] == 1
     for each in pair(trained, folder, tmp_path, kind):
-        for name in ("loss", "grad_norm", "clipped"):
+        for name in ("loss", "grad_norm", "clipped", "num_input_tokens_seen"):
             logged = [[row[name] for row in result["log"]] for result in (each, alone)]
             np.testing.assert_allclose(*logged, atol=1e-5, rtol=0, err_msg=name)
         for name, weight in alone["weights"].items():

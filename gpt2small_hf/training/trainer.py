@@ -6,8 +6,9 @@ import math
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
@@ -39,6 +41,13 @@ from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw
 from gpt2small_hf.training.resume import checkpoints_in, find_best, is_scheduled, number_of, write_manifest
 from gpt2small_hf.training.schedules import Schedule, rates
+
+N_TOKENS = "n_tokens"
+
+
+def _counted(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
+    """A batch with the number of its tokens, which padding hides."""
+    return {**collate(rows), N_TOKENS: sum(len(row["input_ids"]) for row in rows)}
 
 
 class LanguageModelTrainer(Trainer):
@@ -83,7 +92,8 @@ class LanguageModelTrainer(Trainer):
         self.save_due = False
         self.loss_sum, self.n_losses = 0.0, 0  # of all steps that were logged
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
-        self.tokens = 0  # of the interval, on all ranks
+        self.tokens = 0  # of the interval, on this rank; since the last resume
+        self.unlogged_tokens = 0  # of the interval, on this rank
         self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
         self.eval_labels: int | None = None
@@ -183,10 +193,26 @@ class LanguageModelTrainer(Trainer):
         if not self.control.should_training_stop:
             super()._run_epoch(*args, **kwargs)
 
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """The training batches; see `Trainer.get_train_dataloader`. Each has the number of its tokens, not padding."""
+        collate = self.data_collator
+        self.data_collator = partial(_counted, collate)
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.data_collator = collate
+
     def get_batch_samples(self, epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
-        """Micro-batches of one step; see `Trainer.get_batch_samples`. Starts the step's clock."""
+        """Micro-batches of one step; see `Trainer.get_batch_samples`. Starts the step's clock, and counts its tokens.
+
+        They are counted without asking the other ranks or the device; `log` adds up what all ranks saw.
+        """
         self.step_began = time.perf_counter()
-        return super().get_batch_samples(self._timed(epoch_iterator), *args, **kwargs)
+        batches, n_items = super().get_batch_samples(self._timed(epoch_iterator), *args, **kwargs)
+        n_tokens = sum(batch.pop(N_TOKENS) for batch in batches)
+        self.tokens += n_tokens
+        self.unlogged_tokens += n_tokens
+        return batches, n_items
 
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
@@ -200,10 +226,7 @@ class LanguageModelTrainer(Trainer):
             yield batch
 
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
-        """Count without asking the other ranks or the device: a row has as many tokens everywhere."""
-        tokens = inputs["input_ids"].numel() * self.args.world_size
-        self.tokens += tokens
-        self.state.num_input_tokens_seen += tokens
+        pass  # see `get_batch_samples`
 
     def _maybe_log_save_evaluate(
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *args: Any, **kwargs: Any
@@ -324,7 +347,14 @@ class LanguageModelTrainer(Trainer):
 
     def _pace(self) -> dict[str, float]:
         """How fast the interval went, without what was spent on measuring and saving; begins the next one."""
-        device, per_second = self.args.device, self.tokens / self.trained if self.trained else 0.0
+        device = self.args.device
+        tokens = torch.tensor([self.tokens, self.unlogged_tokens])
+        if dist.is_initialized():
+            tokens = tokens.to(device)
+            dist.all_reduce(tokens)
+        n_tokens, unlogged = tokens.tolist()
+        self.state.num_input_tokens_seen += unlogged
+        per_second = n_tokens / self.trained if self.trained else 0.0
         pace = {"num_input_tokens_seen": self.state.num_input_tokens_seen, "tokens_per_second": per_second}
         if self.flops_per_token and self.peak_flops:
             pace["mfu"] = per_second * self.flops_per_token / (self.peak_flops * self.args.world_size)
@@ -336,7 +366,7 @@ class LanguageModelTrainer(Trainer):
         if self.trained:
             pace["data_wait"] = self.waited / self.trained
         self.waited = self.trained = 0.0
-        self.tokens = 0
+        self.tokens = self.unlogged_tokens = 0
         return pace
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
@@ -434,6 +464,7 @@ class LanguageModelTrainer(Trainer):
             "history": list(self.guard.norms),
             "losses": [float(loss) for loss in self.step_losses],
             "norms": [float(norm) for norm in self.norms],
+            "tokens": self.unlogged_tokens,
             "loss_sum": self.loss_sum,
             "n_losses": self.n_losses,
         }
@@ -451,3 +482,4 @@ class LanguageModelTrainer(Trainer):
         if kept["world_size"] == self.args.world_size:  # else the ranks' parts of the interval do not fit together
             for mine, values in ((self.step_losses, kept["losses"]), (self.norms, kept["norms"])):
                 mine += [torch.tensor(math.nan if v is None else v, device=self.args.device) for v in values]
+            self.unlogged_tokens = kept.get("tokens", 0)
