@@ -2,6 +2,7 @@
 
 pip install torch "transformers[torch]"
 python examples/finetune_from_hub.py runs/tiny/model --epochs 20 --learning_rate 3e-3  on examples/data: a minute
+python examples/finetune_from_hub.py runs/tiny/model --data my.jsonl --learning_rate 3e-3  30 chats of yours: a minute
 python examples/finetune_from_hub.py you/yours --data my.jsonl --learning_rate 5e-5    a model on the Hub, your own data
 
 A line of data: {"messages": [{"role": "user", "content": "Who's there?"}, {"role": "assistant", "content": "Me."}]}
@@ -9,6 +10,7 @@ A line of data: {"messages": [{"role": "user", "content": "Who's there?"}, {"rol
 
 import argparse
 import json
+import math
 import re
 import sys
 from importlib.util import find_spec
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+BATCH, STEPS_PER_EPOCH, STEPS, HELD_OUT = 8, 10, 400, 10
 ROLES = ("system", "user", "assistant")
 # A turn: its role, its words, and the end-of-text token, which the model has already: no embedding has to be added.
 # What stands between the generation marks is the assistant's, and what will be learned.
@@ -68,20 +71,27 @@ def main() -> None:
     print(found)
     heldout, training = kept[9::10], [n for at, n in enumerate(kept) if at % 10 != 9]
 
-    # 3. The training. It ends early if the validation loss rises, and the best epoch's weights are kept.
+    # 3. The training. Few conversations make small batches and more epochs, or it would end before it has learned them.
+    batch = max(1, min(BATCH, len(training) // STEPS_PER_EPOCH))
+    steps = math.ceil(len(training) / batch)
+    epochs = args.epochs or max(3, math.ceil(STEPS / steps))
+    # It ends early if the validation loss rises, and the best epoch is kept. On few conversations that would be chance.
+    enough = len(heldout) >= HELD_OUT
+    print(f"{epochs} epochs{' at most' if enough else ''} of {steps} steps, {batch} conversations each; ", end="")
+    print("the best is kept" if enough else f"the last is kept, as {len(heldout)} are too few to choose one by")
     settings = TrainingArguments(
         output_dir=str(args.output_dir / "checkpoints"),
-        num_train_epochs=args.epochs,
+        num_train_epochs=epochs,
         learning_rate=args.learning_rate,
         weight_decay=0.1,
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=batch,
         per_device_eval_batch_size=1,  # the Trainer's mean is one over batches: here over conversations
         eval_strategy="epoch",
-        save_strategy="epoch",
+        save_strategy="epoch" if enough else "no",
         logging_strategy="epoch",
         save_only_model=True,
         save_total_limit=1,
-        load_best_model_at_end=True,  # it warns that a tied lm_head is missing: that is the embedding
+        load_best_model_at_end=enough,  # it warns that a tied lm_head is missing: that is the embedding
         report_to="none",
         disable_tqdm=True,
         dataloader_pin_memory=False,  # it matters only for large batches, and warns where there is no GPU
@@ -92,7 +102,7 @@ def main() -> None:
         data_collator=padded,
         train_dataset=[rows[n] for n in training],  # pyright: ignore[reportArgumentType]
         eval_dataset=[rows[n] for n in heldout],  # pyright: ignore[reportArgumentType]
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)],
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=1)] if enough else [],
     )
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
@@ -126,7 +136,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", help="a model folder, or a Hub id like user/name")
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data" / "chats.jsonl", metavar="FILE")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/finetuned"))
-    parser.add_argument("--epochs", type=int, default=3, help="at most")
+    parser.add_argument("--epochs", type=int, help=f"at most (default: 3, or as many as give {STEPS} steps)")
     parser.add_argument("--learning_rate", type=float, default=1e-3, help="for 100 million parameters rather 5e-5")
     parser.add_argument("--max_length", type=int, help="tokens in a conversation (default: the context; at least 256)")
     args = parser.parse_args()

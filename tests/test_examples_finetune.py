@@ -20,10 +20,10 @@ ANSWER = "The fox saw the river."
 UNNEEDED = ("gpt2small_hf", "datasets", "trl", "peft")
 
 
-def chats(answers=(ANSWER,)):
-    """Twenty short conversations, some with words of the system, some with two questions."""
+def chats(answers=(ANSWER,), n_chats=20):
+    """Short conversations, some with words of the system, some with two questions."""
     found = []
-    for n in range(20):
+    for n in range(n_chats):
         asked = {"role": "user", "content": f"What did number {n} see?"}
         chat = [asked, {"role": "assistant", "content": answers[n % len(answers)]}]
         if n % 3 == 0:
@@ -148,14 +148,29 @@ print(write(chat, do_sample=False)[0]["generated_text"][-1]["content"])
 @pytest.mark.slow
 def test_training_ends_when_the_validation_loss_rises_and_the_best_epoch_is_kept(tiny_run, tmp_path):
     words = ["crow", "dog", "fox", "hare", "river", "stone", "field", "Once", "Then", "Later"]
-    answers = ["".join(f"{words[(n * k) % 10]} " for k in (3, 7, 9)) for n in range(20)]  # 9 and 19 share theirs
-    data = write(tmp_path / "chats.jsonl", chats(answers))
+    answers = ["".join(f"{words[(n * k) % 10]} " for k in (3, 7, 9)) for n in range(100)]
+    data = write(tmp_path / "chats.jsonl", chats(answers, 100))
     said = finetune(tiny_run.model, data, tmp_path, "--output_dir", "out", "--epochs", "100", "--learning_rate", "0.03")
     # Measured before the first epoch, after each, and once more at the end.
     _, *epochs, last = map(float, re.findall(r"'eval_loss': '([\d.]+)'", said))
     assert len(epochs) < 100
     assert epochs[-1] > epochs[-2] == min(epochs)
     assert last == min(epochs) > 2.5  # seen: 3.3, and 1.3 with the held-out conversations among those trained on
+
+
+@pytest.mark.slow
+def test_few_conversations_make_small_batches_many_epochs_and_keep_the_last(tiny_run, tmp_path):
+    """In batches of eight, thirty would be twelve steps in all, and three of them chose the epoch."""
+    data = write(tmp_path / "chats.jsonl", chats(n_chats=30))
+    said = finetune(tiny_run.model, data, tmp_path, "--output_dir", "out", "--learning_rate", "0.03")
+    assert (
+        "\n29 epochs of 14 steps, 2 conversations each; the last is kept, as 3 are too few to choose one by\n" in said
+    )
+    _, *epochs, last = map(float, re.findall(r"'eval_loss': '([\d.]+)'", said))
+    assert len(epochs) == 29
+    assert last == epochs[-1]
+    assert f"\nassistant: {ANSWER}\n" in said
+    assert not [*tmp_path.glob("out/checkpoints/*")]
 
 
 def test_the_conversations_beside_the_example_can_all_be_learned_from(example, tokenizer):
