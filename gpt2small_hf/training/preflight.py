@@ -543,7 +543,7 @@ def _cut(rows: ChatDataset) -> Check:
 
 
 def _steps(trainer: LanguageModelTrainer, rows: ChatDataset, total_steps: int) -> Check:
-    says = f"{total_steps:,} in all, of {trainer.args.per_device_train_batch_size:,} rows on each device"
+    says = f"{total_steps:,} in all, of {counted(trainer.args.per_device_train_batch_size, 'row')} on each device"
     if total_steps >= FEW_STEPS:
         return Check("steps", "ok", says)
     ways = ["raise --num_train_epochs"]
