@@ -26,6 +26,28 @@ else:  # importing transformers takes most of a second, and its parser needs not
     HfArgumentParser, string_to_bool = _alone.HfArgumentParser, _alone.string_to_bool
 
 
+ALIASES = {
+    **dict.fromkeys(("lr", "max_lr", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(("bs", "batch_size", "train_batch_size", "micro_batch_size"), "per_device_train_batch_size"),
+    **dict.fromkeys(("wd", "decay_rate"), "weight_decay"),
+    **dict.fromkeys(("epochs", "n_epochs", "num_epochs"), "num_train_epochs"),
+    **dict.fromkeys(("steps", "max_iters", "num_steps", "n_steps"), "max_steps"),
+    **dict.fromkeys(("warmup", "warmup_iters", "warmup_ratio"), "warmup_steps"),
+    **dict.fromkeys(("grad_accum", "accumulation_steps", "grad_acc"), "gradient_accumulation_steps"),
+    **dict.fromkeys(("clip", "grad_clip", "gradient_clipping"), "max_grad_norm"),
+    **dict.fromkeys(("block_size", "context_length", "sequence_length", "max_seq_len", "max_seq_length"), "seq_len"),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "layers", "depth"), "num_hidden_layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "heads"), "num_attention_heads"),
+    **dict.fromkeys(("n_embd", "d_model", "dim", "width", "emb_dim"), "hidden_size"),
+    **dict.fromkeys(("n_positions", "n_ctx"), "max_position_embeddings"),
+    **dict.fromkeys(("optimizer",), "optim"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "schedule"), "lr_scheduler_type"),
+    **dict.fromkeys(("dropout",), "resid_pdrop"),
+    **dict.fromkeys(("out_dir", "output", "out"), "output_dir"),
+    **dict.fromkeys(("compile",), "torch_compile"),
+}
+"""Names that other programs have for flags of ours."""
+
 BASELINE = "baseline"
 """The recipe of a sweep that the others are compared with."""
 
@@ -78,7 +100,8 @@ class FlagParser(HfArgumentParser):
         known = [flag.lstrip("-") for flag in self._option_string_actions if flag.startswith("--")]
         if name in known:
             return
-        near = difflib.get_close_matches(name, [flag for flag in known if "-" not in flag], 1)
+        near = [ALIASES[name]] if ALIASES.get(name) in known else []
+        near = near or difflib.get_close_matches(name, [flag for flag in known if "-" not in flag], 1)
         hint = f"Did you mean {dashes}{near[0]}?" if near else f"All flags: {self.prog} --help"
         raise UsageError(f"{where}{dashes}{name} is not a flag. {hint}")
 

@@ -25,6 +25,9 @@ MISTAKES = {
     "train.py --optim adamv": "--optim adamv is not known",
     "train.py --lr_scheduler_type cosinus": "Did you mean cosine",
     "train.py --eval_strategy always": "invalid choice: 'always'",
+    "train.py --lr 1e-3": "--lr is not a flag. Did you mean --learning_rate?",
+    "train.py --batch_size 8": "Did you mean --per_device_train_batch_size?",
+    "train.py short.yaml": "short.yaml: epochs is not a flag. Did you mean num_train_epochs?",
     "train.py absent.yaml": "Cannot read the recipe absent.yaml",
     "train.py wrong.yaml": "learning_rat is not a flag. Did you mean learning_rate?",
     "train.py --text absent.txt": "absent.txt does not exist",
@@ -82,6 +85,7 @@ def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
 @pytest.mark.parametrize("line", MISTAKES)
 def test_help_and_mistakes_need_no_torch(line, tmp_path):
     (tmp_path / "wrong.yaml").write_text("learning_rat: 1e-3\n")
+    (tmp_path / "short.yaml").write_text("epochs: 2\n")
     (tmp_path / "ladder").mkdir()
     (tmp_path / "ladder" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
     done = run(line.split(), tmp_path)
@@ -91,7 +95,7 @@ def test_help_and_mistakes_need_no_torch(line, tmp_path):
     modules = imported(done)
     assert "argparse" in modules
     assert not {"torch", "transformers"} & modules
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder", "wrong.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder", "short.yaml", "wrong.yaml"]
 
 
 def test_report_of_a_run_needs_no_torch(tiny_run, tmp_path):
