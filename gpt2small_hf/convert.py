@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from gpt2small_hf.runs import RunFolder, UsageError, give_usual_permissions, whole
+from gpt2small_hf.runs import RunFolder, UsageError, give_usual_permissions, is_leftover, whole, writing_alone
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,8 @@ def convert(
     print(f"source   {describe(source)}")
     words = load_words(source, tokenizer)
     try:
-        with whole(dst.resolve()) as unfinished:
+        with writing_alone(dst.resolve()), whole(dst.resolve()) as unfinished:
+            check_destination(dst, where, overwrite=overwrite)  # another process may have written it by now
             source.build(to).save_pretrained(unfinished)
             if words is not None:
                 words.save_pretrained(unfinished)
@@ -86,6 +87,9 @@ def locate(src: str) -> Path | None:
 def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:
     """Raise: UsageError if `dst` exists and may not be replaced."""
     if not dst.exists():
+        return
+    found = [path for path in dst.iterdir() if path.name != ".lock"] if dst.is_dir() else [dst]
+    if not found or any(is_leftover(path, of=dst.resolve()) for path in found):  # empty, or filled in part
         return
     if src is not None and src.resolve().is_relative_to(dst.resolve()):
         raise UsageError(f"{dst} holds the model to convert. Name another folder.")

@@ -198,7 +198,7 @@ class DataFolder:
     @property
     def lock(self) -> Path:
         """Held by the process that prepares the set: beside the folder, or inside where one cannot be renamed."""
-        return self.root / ".lock" if self._is_fixed else self.root.with_name(f".{self.root.name}.lock")
+        return lock_of(self.root)
 
     @property
     def exists(self) -> bool:
@@ -208,13 +208,8 @@ class DataFolder:
 
     def unfinished(self) -> DataFolder:
         """The folder in which the set is built before it takes its name: beside it, or inside as the lock."""
-        return DataFolder(
-            self.root / ".partial" if self._is_fixed else self.root.with_name(self.root.name + ".partial")
-        )
-
-    @property
-    def _is_fixed(self) -> bool:
-        return self.root.is_dir() and not is_replaceable(self.root)
+        is_fixed = self.root.is_dir() and not is_replaceable(self.root)
+        return DataFolder(self.root / ".partial" if is_fixed else self.root.with_name(self.root.name + ".partial"))
 
 
 def check_named(flag: str, name: str | None) -> None:
@@ -233,10 +228,10 @@ def check_run(folder: RunFolder) -> None:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path, *, flush: bool = True) -> Iterator[Path]:
     """Yield a temporary name beside `path`; give the file or folder written there its real name if nothing was raised.
 
-    So what exists is whole, also after a power cut. A file or folder of the same name is replaced.
+    So what exists is whole, with `flush` also after a power cut. A file or folder of the same name is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path)
@@ -245,8 +240,11 @@ def whole(path: Path) -> Iterator[Path]:
     temporary = place / _beside(path, "tmp")
     try:
         yield temporary
-        sync(temporary)
+        if flush:
+            sync(temporary)
         put_in_place(temporary, path)
+        if flush:
+            sync(path.parent, contents=False)
     finally:
         remove(temporary)
 
@@ -272,7 +270,6 @@ def put_in_place(finished: Path, path: Path, *, is_filled_in_part: bool = False)
         for new in sorted(finished.iterdir(), key=_marks_complete):
             new.rename(path / new.name)
         finished.rmdir()
-    sync(path.parent, contents=False)
 
 
 def is_replaceable(folder: Path) -> bool:
@@ -308,9 +305,9 @@ def _beside(path: Path, kind: str) -> str:
     return f".{path.name}.{_MACHINE}-{os.getpid()}.{kind}"
 
 
-def is_leftover(path: Path) -> bool:
-    """Whether a name is one that `whole` gives to what is not complete."""
-    return path.name.startswith(".") and path.name.endswith((".tmp", ".old"))
+def is_leftover(path: Path, of: Path | None = None) -> bool:
+    """Whether a name is one that `whole` gives to what is not complete, of any path or of this one."""
+    return path.name.startswith(f".{of.name}." if of else ".") and path.name.endswith((".tmp", ".old"))
 
 
 def clear_leftovers(path: Path) -> None:
@@ -362,6 +359,25 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+@contextmanager
+def writing_alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing `folder` during the block. Raises: UsageError if one does."""
+    path = lock_of(folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path, f"another process writes {folder}. Wait for its end, or choose another folder."):
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows keeps a file that is open
+                path.unlink()
+
+
+def lock_of(folder: Path) -> Path:
+    """The lock file of a folder that is written as a whole: beside it, or inside if it cannot be renamed."""
+    is_fixed = folder.is_dir() and not is_replaceable(folder)
+    return folder / ".lock" if is_fixed else folder.with_name(f".{folder.name}.lock")
 
 
 def remove_if_empty(folder: Path) -> None:

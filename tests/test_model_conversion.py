@@ -37,7 +37,7 @@ from gpt2small_hf.model.conversion import (
     shapes,
     to_ours,
 )
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.runs import UsageError, writing_alone
 
 V, T, C, H, L = 101, 32, 16, 2, 2
 IDS = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
@@ -541,8 +541,28 @@ def test_the_destination_is_replaced_only_when_asked_and_only_if_it_is_a_model(t
         with pytest.raises(UsageError, match="holds the model to convert"):
             convert(str(out), holder, "gpt2", overwrite=True)
     (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "one.jpg").touch()
     with pytest.raises(UsageError, match="photos is not a model folder"):
         convert(src, tmp_path / "photos", "gpt2", overwrite=True)
+
+
+def test_any_empty_folder_is_converted_into_and_replaced(fixed_folder, tmp_path):
+    write_reference(tmp_path / "src")
+    is_link, inode = fixed_folder.is_symlink(), fixed_folder.stat().st_ino
+    for to in ("gpt2", "gpt2small"):
+        convert(str(tmp_path / "src"), tmp_path / to, to)
+        convert(str(tmp_path / "src"), fixed_folder, to, overwrite=to == "gpt2small")
+        assert {path.name for path in fixed_folder.iterdir()} == {path.name for path in (tmp_path / to).iterdir()}
+    assert fixed_folder.is_symlink() if is_link else fixed_folder.stat().st_ino == inode
+
+
+def test_a_second_conversion_into_one_folder_is_refused(tmp_path):
+    write_reference(tmp_path / "src")
+    convert(str(tmp_path / "src"), tmp_path / "out", "gpt2")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    with writing_alone(tmp_path / "out"), pytest.raises(UsageError, match=r"another process writes .*out"):
+        convert(str(tmp_path / "src"), tmp_path / "out", "gpt2small", overwrite=True)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
 def test_a_destination_that_cannot_be_written_is_the_users_to_fix(tmp_path):

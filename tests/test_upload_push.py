@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, versions, write_json
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, versions, write_json, writing_alone
 from upload.arguments import parse_arguments
 from upload.push import publish
 from upload.verify import codes
@@ -237,6 +237,15 @@ def plant_a_token(run: RunFolder) -> None:
     told = read_json(run.completions)
     told["completions"][0]["greedy"] += SECRET
     write_json(run.completions, told)
+
+
+def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, tmp_path / "runs" / "short")
+    staged = RunFolder(tmp_path / "runs" / "short").staged
+    with writing_alone(staged), pytest.raises(UsageError, match="another process writes"):
+        publish(parse_arguments(["runs/short", REPO, "--dry_run"]))
+    assert not staged.exists()
 
 
 @slow

@@ -69,9 +69,9 @@ def publish(args: Namespace) -> dict[str, Any]:
 
     Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
     """
-    from gpt2small_hf.runs import UsageError
+    from gpt2small_hf.runs import UsageError, writing_alone
     from upload.facts import worse
-    from upload.hub import Hub, token_in_use
+    from upload.hub import token_in_use
     from upload.privacy import check_words
     from upload.source import find
 
@@ -89,6 +89,14 @@ def publish(args: Namespace) -> dict[str, Any]:
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
     plans = plan(args, source, before)
+    with writing_alone(plans[0].folder):
+        return publish_plans(args, plans, before)
+
+
+def publish_plans(args: Namespace, plans: list[Plan], before: dict[str, Any]) -> dict[str, Any]:
+    """Stage, check and send. Returns and raises: as `publish`."""
+    from upload.hub import Hub
+
     for one in plans:
         prepare(args, one)
     check_alone(plans)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.convert import convert
-from gpt2small_hf.runs import UsageError, read_json, sha256, write_json
+from gpt2small_hf.runs import UsageError, is_leftover, read_json, sha256, write_json
 from upload.checks import (
     INDEX,
     check_code,
@@ -144,6 +144,7 @@ def check_owned(folder: Path) -> None:
     names |= {
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir() and not any(path.iterdir())
     }
+    names = {name for name in names if name != ".lock" and not is_leftover(folder / name.split("/")[0], of=folder)}
     if not known and (names or page_of(folder).exists()):
         there = folder if names else page_of(folder)
         raise UsageError(f"{there} is there and was not staged by this command. Name another --output_dir.")

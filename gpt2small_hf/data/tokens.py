@@ -13,7 +13,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, islice
@@ -38,14 +38,15 @@ from gpt2small_hf.runs import (
     DataFolder,
     UsageError,
     is_leftover,
-    locked,
     made_by,
     put_in_place,
     read_json,
     remove,
     sha256,
+    sync,
     whole,
     write_json,
+    writing_alone,
 )
 
 BATCHES_PER_SAVE = 64
@@ -72,7 +73,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
         print(f"{folder.root} is already prepared from the same inputs.")
         return folder.root
-    with alone(folder):
+    with writing_alone(folder.root):
         unfinished = folder.unfinished()
         built = is_built(unfinished, fingerprint)
         if built:  # killed before it got its name
@@ -89,24 +90,9 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
             write_json(unfinished.meta, meta)
         unfinished.progress.unlink(missing_ok=True)
         put_in_place(unfinished.root, folder.root, is_filled_in_part=built and not folder.meta.exists())
+        sync(folder.root.parent, contents=False)
     print(summary(folder, meta))
     return folder.root
-
-
-@contextmanager
-def alone(folder: DataFolder) -> Iterator[None]:
-    """Keep every other process out of the folder in which the set is built.
-
-    Raises: UsageError if one is in it already.
-    """
-    path = folder.lock
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path, f"another process is preparing {folder.root}. Wait for it, or choose --output_dir."):
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # Windows keeps a file that is open
-                path.unlink()
 
 
 def short_name(args: PrepareArguments) -> str:

@@ -53,7 +53,7 @@ def draw_charts(run: RunFolder) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             _finish(figure, run, resolved, rows[-1]["step"])
-            with whole(run.chart(name)) as temporary:
+            with whole(run.chart(name), flush=False) as temporary:  # it can be drawn again
                 figure.savefig(temporary, format="png")
             drawn.append(run.chart(name))
     return drawn
