@@ -574,4 +574,9 @@ def open_door(main: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         say("interrupted.")
         return 130
+    except Exception as error:  # tokenizers, safetensors and PyTorch have errors of their own for a full disk
+        if not disk_is_full(error):
+            raise
+        print(f"error: the disk is full ({' '.join(str(error).split())}). Choose another place.", file=sys.stderr)
+        return 2
     return 0

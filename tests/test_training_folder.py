@@ -215,3 +215,49 @@ def test_run_finished_and_killed_before_it_removed_the_former_one_removes_it(sho
     words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT, "--seed", "7"]
     kill_at((1, RUN, "draw_charts"), [*words, "--overwrite"])
     assert not run_train(words).former.exists()
+
+
+# ---- a full disk ------------------------------------------------------------------------------------------------
+
+FULL_DISK = """
+import importlib, resource, sys
+sys.path.insert(0, {tests!r})
+from conftest import run_train
+from gpt2small_hf.runs import open_door
+owner, _, name = {where!r}.rpartition(".")
+owner = importlib.import_module(owner)
+function = getattr(owner, name)
+def call(*args, **kwargs):  # from here on no file may grow
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    return function(*args, **kwargs)
+setattr(owner, name, call)
+sys.exit(open_door(lambda: run_train({words!r})))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "status"),
+    [
+        ("gpt2small_hf.data.tokens.resume_or_start", 2),
+        ("gpt2small_hf.data.tokens.train_tokenizer", 2),  # tokenizers raises no OSError
+        ("gpt2small_hf.data.tokens.SplitWriter", 2),
+        ("gpt2small_hf.training.run.begin_folder", 2),
+        ("gpt2small_hf.training.callbacks.complete", 3),  # the first sample
+        ("gpt2small_hf.training.trainer.not_finite", 3),  # the checkpoint
+        ("gpt2small_hf.training.run.save_model", 3),
+        ("gpt2small_hf.training.run.complete", 3),
+        ("gpt2small_hf.training.run.draw_charts", 3),
+    ],
+)
+def test_full_disk_ends_a_run_in_one_line_and_the_same_command_resumes(where, status, short_run, tmp_path, monkeypatch):
+    pytest.importorskip("resource")
+    monkeypatch.chdir(tmp_path)
+    words = [*tiny_words(tmp_path, tmp_path / "run"), *SHORT]
+    code = FULL_DISK.format(tests=str(REPOSITORY / "tests"), where=where, words=words)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr
+    assert len(done.stderr.splitlines()[-1]) < 300
+    run_train(words)

@@ -276,7 +276,15 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     learn(trainer, run, checkpoint, stop, progress)
     model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
     if first:
-        finish_folder(args, run, material, merged(model, run))
+        try:
+            finish_folder(args, run, material, merged(model, run))
+        except Exception as error:
+            if not disk_is_full(error):
+                raise
+            reason = " ".join(str(error).split())
+            raise RunStoppedError(
+                f"the disk did not take the finished model ({reason}). Make room; the same command saves it."
+            ) from None
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
         print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
     return run
@@ -297,8 +305,8 @@ def learn(
         trainer.tidy()
     except ImportError as error:  # an optimizer that is not installed
         raise UsageError(" ".join(str(error).split())) from error
-    except (RunStoppedError, OSError) as error:
-        if isinstance(error, OSError) and not disk_is_full(error):
+    except Exception as error:
+        if not isinstance(error, RunStoppedError) and not disk_is_full(error):
             raise
         reason = str(error) if isinstance(error, RunStoppedError) else f"the disk is full ({error})."
         raise RunStoppedError(f"{reason} Last good checkpoint: {newest(run) or 'none was saved'}.") from None
