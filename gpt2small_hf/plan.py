@@ -129,7 +129,8 @@ def disk_needed(n_parameters: int, steps: int, args: Arguments, one_pass: budget
     kept, most = budget.checkpoints_saved(args.trainer, steps, one_pass and one_pass.steps)
     model = BYTES_A_PARAMETER * n_parameters
     one = model if args.trainer.save_only_model else 3 * model
-    return f"{amount(most * one + model)} at most: {kept} checkpoints of {amount(one)} kept, and the model"
+    needed = amount(budget.disk_bytes(model, most, args.trainer))
+    return f"{needed} at most: {kept} checkpoints of {amount(one)} kept, and the model"
 
 
 def amount(n_bytes: float) -> str:

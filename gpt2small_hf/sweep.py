@@ -6,7 +6,6 @@ Each run is train.py's, in a process of its own. Statistics, table and chart are
 from __future__ import annotations
 
 import difflib
-import fcntl
 import os
 import shlex
 import signal
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
-from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, read_json
+from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, locked, read_json
 from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
 from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.material import check_sizes, find_data, gather
@@ -76,7 +75,7 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
             )
     jobs = [job for job in plan(recipes, args, folder) if not args.only or job.recipe.stem in args.only]
     folder.root.mkdir(parents=True, exist_ok=True)
-    with alone(folder) as lock:
+    with alone(folder, plan(recipes, args, folder)):
         fingerprints = prepare({job.recipe: job for job in [*plan(recipes, args, folder)[:1], *jobs]})
         changed = [job for job in jobs if has_changed(job, fingerprints[job.recipe])]
         if changed and not args.overwrite:
@@ -89,7 +88,7 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
         n_recipes = len({job.recipe for job in jobs})
         print(f"{len(jobs):,} runs of {n_recipes:,} recipes, {len(waiting):,} of them to do", flush=True)
         try:
-            run_all(waiting, n_jobs=args.n_jobs, overwrite=changed, lock=lock)
+            run_all(waiting, n_jobs=args.n_jobs, overwrite=changed)
         finally:
             print(write_report(folder, recipes))
     print(f"next: python -m gpt2small_hf report {shlex.quote(str(folder.root))}/*-i1-t1")
@@ -111,20 +110,18 @@ def plan(recipes: dict[str, Path], args: SweepArguments, folder: SweepFolder) ->
 
 
 @contextmanager
-def alone(folder: SweepFolder) -> Iterator[int]:
-    """Keep every other sweep out of the folder, until this one and all runs it began are at their end.
+def alone(folder: SweepFolder, jobs: list[Job]) -> Iterator[None]:
+    """Keep every other sweep out of the folder.
 
-    Yields: the lock's file descriptor. Runs inherit it, so they hold the lock even after this process was killed.
-    Raises: UsageError if another sweep, or a run that one left behind, is at work in the folder.
+    Raises: UsageError if another sweep, or a run that a killed one left behind, is at work in the folder.
     """
-    with folder.lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"another sweep, or a run that one began, is at work in {folder.root}. Wait for its end, or end it."
-            ) from None
-        yield file.fileno()
+    refusal = f"another sweep, or a run that one began, is at work in {folder.root}. Wait for its end, or end it."
+    with locked(folder.lock, refusal):
+        for job in jobs:
+            if job.folder.root.is_dir():
+                with locked(job.folder.lock, refusal):  # the run itself holds it
+                    pass
+        yield
 
 
 def prepare(jobs: dict[Path, Job]) -> dict[Path, str]:
@@ -191,7 +188,7 @@ def is_done(job: Job) -> bool:
 # ---- the runs ----------------------------------------------------------------------------------------------------
 
 
-def run_all(waiting: list[Job], *, n_jobs: int, overwrite: list[Job], lock: int) -> None:
+def run_all(waiting: list[Job], *, n_jobs: int, overwrite: list[Job]) -> None:
     """Do all runs, `n_jobs` at a time, and say a line when one ends.
 
     Raises: as `sweep`, once no run is left at work.
@@ -205,7 +202,7 @@ def run_all(waiting: list[Job], *, n_jobs: int, overwrite: list[Job], lock: int)
         while active or (waiting and not caught and not failed):
             while waiting and len(active) < n_jobs and not caught and not failed:
                 job = waiting.pop(0)
-                active[begin(job, overwrite=job in overwrite, lock=lock)] = job, time.perf_counter()
+                active[begin(job, overwrite=job in overwrite)] = job, time.perf_counter()
             time.sleep(SECONDS_BETWEEN_LOOKS)
             for process in [process for process in active if process.poll() is not None]:
                 job, began = active.pop(process)
@@ -253,7 +250,7 @@ def signals() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def begin(job: Job, *, overwrite: bool, lock: int) -> subprocess.Popen[bytes]:
+def begin(job: Job, *, overwrite: bool) -> subprocess.Popen[bytes]:
     """Start a run, all it says going to its log."""
     words = [*job.words, *(["--overwrite"] if overwrite else [])]
     with job.log.open("a", encoding="utf-8") as log:
@@ -266,7 +263,6 @@ def begin(job: Job, *, overwrite: bool, lock: int) -> subprocess.Popen[bytes]:
             stderr=subprocess.STDOUT,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},  # what is said last stands last
             start_new_session=True,  # Ctrl-C is for us: to a run it would be the first signal, and ours the second
-            pass_fds=[lock],
         )
 
 

@@ -57,6 +57,7 @@ def make(folder, place, *, kind=TokenDataset, packing="stream", model=GPT2SmallF
         model(tiny_config(**{"vocab_size": 300} | (config or {}))),
         TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
         train_dataset=kind(folder, "train", 32, packing=packing),
+        eval_dataset=kind(folder, "validation", 32),
         data_collator=collate if kind is TokenDataset else collate_with_labels,
         processing_class=load_tokenizer(str(DataFolder(folder).tokenizer)),
     )
@@ -469,12 +470,16 @@ def test_more_tokens_than_there_are_is_noted_with_the_passes(folder, tmp_path):
     assert "2.5 passes" in check.says
 
 
+BEST = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
+
+
 @pytest.mark.parametrize(
     ("settings", "n_checkpoints"),
     [
         ({"save_strategy": "steps", "save_steps": 2}, 3),
         ({"save_strategy": "steps", "save_steps": 2, "save_total_limit": None}, 10),
         ({"save_strategy": "steps", "save_steps": 0.5}, 2),
+        ({"save_strategy": "steps", "save_steps": 2, "save_total_limit": 1, **BEST}, 3),  # best, newest, next
         ({"save_strategy": "epoch"}, 1),
         ({"save_strategy": "no"}, 0),
     ],

@@ -232,6 +232,17 @@ def checkpoints_saved(args: Any, steps: int, steps_a_pass: int | None = None) ->
     return min(n_saves, limit), min(n_saves, limit + 1)
 
 
+def disk_bytes(weight_bytes: int, n_checkpoints: int, args: Any) -> int:
+    """Bytes of the checkpoints and of the model after them. AdamW's state is two numbers for each parameter.
+
+    Args:
+        weight_bytes: size of the model's weights.
+        n_checkpoints: the most that are on the disk at once, see `checkpoints_saved`.
+        args: the Trainer's.
+    """
+    return n_checkpoints * weight_bytes * (1 if args.save_only_model else 3) + weight_bytes
+
+
 def steps_for(tokens: float, tokens_per_step: int) -> int:
     """Whole steps that see at least so many tokens."""
     return max(1, math.ceil(tokens / tokens_per_step))

@@ -26,6 +26,7 @@ from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training import budget
 from gpt2small_hf.training.material import CHATS_TO_CHOOSE_BY
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer
@@ -485,16 +486,9 @@ def _disk(
 ) -> Check:
     args = trainer.args
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    if args.save_strategy == "no":
-        n_saves = 0
-    elif args.save_strategy == "epoch":
-        n_saves = math.ceil(args.num_train_epochs)
-    else:
-        every = args.save_steps if args.save_steps >= 1 else math.ceil(args.save_steps * total_steps)
-        n_saves = math.ceil(total_steps / every)
-    # A new checkpoint is whole before an old one goes. AdamW keeps two numbers a parameter.
-    n = min(n_saves, (args.save_total_limit or n_saves) + 1)
-    needed = n * weights * (1 if args.save_only_model else 3) + weights
+    one_pass = budget.one_pass(len(trainer.train_dataset), args, args.world_size)  # pyright: ignore[reportArgumentType]
+    _, n = budget.checkpoints_saved(args, total_steps, one_pass.steps)
+    needed = budget.disk_bytes(weights, n, args)
     if free_bytes is None:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         free_bytes = shutil.disk_usage(there).free
