@@ -56,6 +56,12 @@ def test_worse_line_names_both_losses_only_if_the_loss_rose():
     assert "--learning_rate" in line
 
 
+@pytest.mark.parametrize(("conversations", "after", "is_worse"), [(3, 2.6, False), (3, 133.0, True), (10, 2.6, True)])
+def test_worse_line_on_few_held_out_chats_is_of_divergence_only(conversations, after, is_worse):
+    measured = {"rows": {"conversations": conversations}, "before": MEASURES, "after": MEASURES | {"loss": after}}
+    assert (worse_line(measured) is not None) == is_worse
+
+
 def test_console_and_markdown_show_the_same_cells():
     header, rows = heldout_rows({"before": MEASURES, "after": MEASURES})
     assert cells(markdown_table(header, rows)) == [header, *rows]

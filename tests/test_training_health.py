@@ -322,3 +322,9 @@ def test_held_out_loss_above_its_start_is_a_divergence_named_once():
     assert [(row["step"], row["symptom"]) for row in named] == [(15, "divergence")]
     assert "133.000" in named[0]["says"]
     assert "5.000" in named[0]["says"]
+
+
+def test_held_out_loss_above_its_start_beside_a_falling_training_loss_is_no_divergence():
+    found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
+    rows = [{"step": 0, "eval_loss": 5.0}, {"step": 9, "loss": 0.1}, {"step": 10, "eval_loss": 6.0}]
+    assert not [symptom for row in rows for symptom in found.judge(row) if symptom["symptom"] == "divergence"]

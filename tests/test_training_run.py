@@ -16,9 +16,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments,
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.report.page import Run, as_markdown, as_text
+from gpt2small_hf.report.tables import escaped, worse_line
 from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, read_json, read_jsonl, sha256
 from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
+from upload.arguments import parse_arguments as push_arguments
+from upload.push import publish
 
 
 def test_a_run_leaves_every_file_it_promises(tiny_run):
@@ -371,3 +375,27 @@ def test_a_run_may_train_on_all_of_its_text(tmp_path, monkeypatch, capsys):
     assert read_json(run.heldout)["rows"] == {"rows": 0, "seq_len": 32, "predicted_tokens": 0}
     assert run.chart("loss").exists()
     assert not any("eval_loss" in row for row in read_jsonl(run.metrics))
+
+
+@pytest.mark.slow
+def test_divergence_is_named_in_the_run_its_report_and_card_and_refused_by_push(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, Path("runs/short"))
+    run = run_train([*words, "--learning_rate", "5", "--max_grad_norm", "0", "--spike_factor", "1e9"])
+    shown = capsys.readouterr()
+    measured = read_json(run.heldout)
+    assert measured["after"]["loss"] > measured["before"]["loss"]
+    worse = worse_line(measured)
+    assert worse is not None
+    assert f"warning: {worse}" in "\n".join(shown.out.splitlines()[-5:])
+    assert "divergence" in [row.get("symptom") for row in read_jsonl(run.metrics)]
+    assert "symptom: step 10, divergence: the held-out loss is" in shown.err
+    page = Run(run)
+    assert worse in as_text(page)
+    assert escaped(worse) in as_markdown(page, [])
+    with pytest.raises(UsageError, match="--allow_worse_than_base"):
+        publish(push_arguments(["runs/short", "--dry_run"]))
+    with pytest.raises(UsageError, match="--allow_worse_than_base"):
+        publish(push_arguments([str(run.checkpoints / "checkpoint-20"), "--dry_run"]))
+    publish(push_arguments(["runs/short", "--dry_run", "--allow_worse_than_base"]))
+    assert escaped(worse) in (run.staged / "README.md").read_text(encoding="utf-8")

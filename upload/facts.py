@@ -251,7 +251,8 @@ def worse(source: Source) -> str | None:
         return None if run is None or run.heldout is None else worse_line(run.heldout)
     then = loss_then(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
-    return worse_line({"before": {"loss": before}, "after": then}) if then else None
+    rows = run.heldout.get("rows", {}) if run.heldout else {}
+    return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
 
 
 def _samples(source: Source) -> dict[str, Any] | None:

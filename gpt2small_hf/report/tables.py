@@ -10,6 +10,10 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 UNKNOWN = "–"
+CHATS_TO_JUDGE_BY = 10
+"""Held-out chats below which it is mostly chance which model has the lowest loss."""
+FAR_WORSE = 2.0
+"""Times the loss before training. Chats that are learned by heart raise that of others by less; divergence by more."""
 
 
 def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
@@ -90,9 +94,15 @@ def perplexity(value: float | None) -> str:
 
 
 def worse_line(heldout: dict[str, Any]) -> str | None:
-    """Say that the held-out loss ended above its start, as a sentence; None if it did not."""
+    """Say that the held-out loss ended above its start, as a sentence; None if it did not.
+
+    With fewer than CHATS_TO_JUDGE_BY held-out chats it has to end FAR_WORSE.
+    """
     before, after = (heldout.get(name, {}).get("loss") for name in ("before", "after"))  # none if nothing is held out
-    if before is None or after is None or after <= before:
+    if before is None or after is None:
+        return None
+    few = heldout.get("rows", {}).get("conversations", CHATS_TO_JUDGE_BY) < CHATS_TO_JUDGE_BY
+    if after <= (FAR_WORSE * before if few else before):
         return None
     return (
         f"The held-out loss rose from {before:.3f} before training to {after:.3f}: the model is worse than before. "

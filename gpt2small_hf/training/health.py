@@ -113,6 +113,9 @@ class Symptoms:
             self.start = row["eval_loss"]
         if self.start is None or row["eval_loss"] <= self.start * (1 + WORSE_SHARE):
             return None
+        training = self.losses["loss"]
+        if training and training[-1] <= self.start:  # it learns its rows by heart, which is overfitting
+            return None
         return (
             f"the held-out loss is {row['eval_loss']:.3f}, above the {self.start:.3f} before training: the model gets "
             "worse; lower --learning_rate, warm up longer, or clip at --max_grad_norm 1."

@@ -30,14 +30,13 @@ from gpt2small_hf.flags import as_flags
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
 from gpt2small_hf.runs import DataFolder, UsageError, sha256
 from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 STEPS_PER_EPOCH = 10
-CHATS_TO_CHOOSE_BY = 10
-"""Held-out chats below which it is mostly chance which checkpoint has the lowest loss."""
 
 
 @dataclass
@@ -281,7 +280,7 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | No
 
     - Packing and batch are the largest with which an epoch has STEPS_PER_EPOCH steps: 30 short chats, packed, would be
       one step of the usual batch, and a run over before anything is learned.
-    - The best checkpoint is kept if CHATS_TO_CHOOSE_BY chats or more are held out, else the last.
+    - The best checkpoint is kept if CHATS_TO_JUDGE_BY chats or more are held out, else the last.
 
     Returns: what was set, by the names of the flags.
     """
@@ -300,7 +299,7 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | No
         chosen["per_device_train_batch_size"] = max(1, min(TrainerArguments.per_device_train_batch_size, most))
         trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"]
     if heldout and "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
-        enough = heldout.counts.kept >= CHATS_TO_CHOOSE_BY or args.run.early_stopping_patience is not None
+        enough = heldout.counts.kept >= CHATS_TO_JUDGE_BY or args.run.early_stopping_patience is not None
         trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = enough
     return chosen
 

@@ -24,10 +24,9 @@ from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.material import CHATS_TO_CHOOSE_BY
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
@@ -552,7 +551,7 @@ def _choice(trainer: LanguageModelTrainer, heldout: ChatDataset) -> Check:
     """Whether the held-out chats can tell which checkpoint is the best."""
     n, keeps_best = heldout.counts.kept, trainer.args.load_best_model_at_end
     kept = f"the {'best' if keeps_best else 'last'} model is kept"
-    if n >= CHATS_TO_CHOOSE_BY:
+    if n >= CHATS_TO_JUDGE_BY:
         return Check("checkpoint", "ok", f"{kept}; {counted(n, 'held-out chat')}")
     says = f"{counted(n, 'held-out chat')}: too few to choose a checkpoint by; {kept}"
     if keeps_best:
