@@ -6,8 +6,9 @@ from conftest import run_train, tiny_words
 from safetensors.torch import load_file
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
-from gpt2small_hf.runs import UsageError, read_json
+from gpt2small_hf.runs import RunStoppedError, UsageError, read_json
 from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
+from gpt2small_hf.training.trainer import LanguageModelTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 
@@ -92,3 +93,32 @@ def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(t
     assert trials[-1].tokens_per_second is None
     assert args.per_device_train_batch_size == trials[-2].rows
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 1 << 20
+
+
+# ---- no more memory while a run trains ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, "none was saved"), (11, "checkpoint-10")])
+def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_path, monkeypatch, step, kept):
+    """At step 0 it is a check before training that asks for too much."""
+    compute_loss = LanguageModelTrainer.compute_loss
+
+    def too_much(trainer, *args, **kwargs):
+        if trainer.state.global_step >= step:
+            torch.empty(2**50)  # the allocator itself refuses
+        return compute_loss(trainer, *args, **kwargs)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LanguageModelTrainer, "compute_loss", too_much)
+    with pytest.raises(RunStoppedError, match=r"^out of memory \(.*--activation_checkpointing") as stopped:
+        run_train(tiny_words(tmp_path, tmp_path / "run"))
+    assert str(stopped.value).endswith(f"{kept}.")
+    assert stopped.value.status == 3
+
+
+def test_debug_underflow_overflow_ends_in_one_line_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = tiny_words(tmp_path, tmp_path / "run")
+    with pytest.raises(RunStoppedError, match="--debug underflow_overflow found"):
+        run_train([*words, "--debug", "underflow_overflow", "--learning_rate", "1e30", "--max_grad_norm", "0"])
+    assert "Detected inf/nan" in capsys.readouterr().out

@@ -97,16 +97,23 @@ def _try(model: GPT2SmallForCausalLM, args: TrainerArguments, size: int, seq_len
                 if on_gpu:
                     torch.cuda.synchronize(device)
         pace = size * seq_len / (time.perf_counter() - began)
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError:  # a GPU's; of a CPU see `is_out_of_memory`
         return Trial(size, torch.cuda.get_device_properties(device).total_memory / 2**30, None)
     except RuntimeError as error:
-        if "allocate memory" not in str(error):  # PyTorch's words when a CPU has no more
+        if not is_out_of_memory(error):
             raise
         return Trial(size, psutil.virtual_memory().total / 2**30, None)
     finally:
         del trial, optimizer, ids
         gc.collect()
     return Trial(size, torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else highest, pace)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that a device has no more memory: a GPU's, PyTorch's CPU allocator's or Python's."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in ("allocate memory", "bad_alloc"))
 
 
 def trials_table(trials: list[Trial], args: TrainerArguments) -> str:

@@ -60,7 +60,7 @@ from gpt2small_hf.runs import (
     write_jsonl,
 )
 from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
-from gpt2small_hf.training.batch_size import find_batch_size, trials_table
+from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
     flops_per_token,
     peak_flops,
@@ -108,7 +108,15 @@ def train(args: Arguments) -> RunFolder:
         if args.trainer.process_index > 0:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
         said_by_first(lambda: stack.enter_context(opened(run, look_only=args.run.preflight_only)))
-        return _train(args, run)
+        try:
+            return _train(args, run)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = f"{out_of_memory(error)} Last good checkpoint: {newest(run) or 'none was saved'}."
+            if args.trainer.process_index > 0:  # commands print the errors of rank 0, which may have enough memory
+                print(f"rank {args.trainer.process_index}: {reason}", file=sys.stderr)
+            raise RunStoppedError(reason) from None
 
 
 def check_launch(args: Arguments) -> None:
@@ -306,9 +314,14 @@ def learn(
     except ImportError as error:  # an optimizer that is not installed
         raise UsageError(" ".join(str(error).split())) from error
     except Exception as error:
-        if not isinstance(error, RunStoppedError) and not disk_is_full(error):
+        if isinstance(error, RunStoppedError):
+            reason = str(error)
+        elif disk_is_full(error):
+            reason = f"the disk is full ({error})."
+        elif str(error).startswith("DebugUnderflowOverflow"):
+            reason = "--debug underflow_overflow found a value that is not finite; its report is above."
+        else:
             raise
-        reason = str(error) if isinstance(error, RunStoppedError) else f"the disk is full ({error})."
         raise RunStoppedError(f"{reason} Last good checkpoint: {newest(run) or 'none was saved'}.") from None
     finally:
         gc.unfreeze()
@@ -320,6 +333,15 @@ def learn(
     if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
         instead = "the last model" if kept is None else Path(kept).name
         say(f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept.")
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What a run that does not fit in memory can do, and the allocator's own first line."""
+    first, *_ = str(error).splitlines() or ["no more memory"]
+    return (
+        f"out of memory ({first[:200]}). Give --find_batch_size, or a smaller --per_device_train_batch_size with more "
+        "--gradient_accumulation_steps; --activation_checkpointing, --bf16 and a shorter --seq_len save memory too."
+    )
 
 
 # ---- before the first step ---------------------------------------------------------------------------------------
