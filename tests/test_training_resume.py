@@ -365,7 +365,7 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
     (tmp_path / "other.txt").write_text("Quite another text. " * 200)
     for change, message in [
         (["--text", "other.txt"], "text: data/corpus-.* -> data/other-"),
-        (["--max_steps", "30"], "max_steps: 20 -> 30.*--branch_from"),
+        (["--max_steps", "30"], "max_steps: 20 -> 30.*--init_from .*run.*warmup_stable_decay.*--branch_from"),
         (["--hidden_size", "32"], "hidden_size: 16 -> 32"),
         (["--tie_word_embeddings", "--learning_rate", "1"], "tie_word_emb.*; learning_rate: 0.01 -> 1.0"),
         (["--gradient_accumulation_steps", "2"], "rows a step: 4 -> 8"),
@@ -500,7 +500,10 @@ def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp
     assert sha256(branch.model / "model.safetensors") == whole
     for change, message in [
         (["--branch_from", str(trunk.checkpoints / "checkpoint-20")], "at step 20, and the run ends at step 12"),
-        (["--branch_from", str(trunk.checkpoints / "checkpoint-20"), "--max_steps", "25"], "decaying already"),
+        (
+            ["--branch_from", str(trunk.checkpoints / "checkpoint-20"), "--max_steps", "25"],
+            "decaying already.*--init_from",
+        ),
         (["--seed", "3"], "but for length and schedule; here differ seed: 42 -> 3"),
         (["--output_dir", str(trunk.root)], "begins another run"),
     ]:

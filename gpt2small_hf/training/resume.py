@@ -279,7 +279,8 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         raise UsageError(
             f"{run.root} holds a run with other settings: {'; '.join(lines)}. Leave them as they were to go on, "
             "or begin another run with --output_dir, or this one again with --overwrite. "
-            f"(To train longer, see --branch_from.){kept}"
+            f"To train longer, start another run from its weights: --init_from {run.root}; or, if it was trained with "
+            f"--lr_scheduler_type warmup_stable_decay, from a checkpoint of its stable phase: --branch_from.{kept}"
         )
     if run.finished:
         return None
@@ -375,7 +376,9 @@ def check_branch(checkpoint: Path, args: Arguments, settings: dict[str, Any]) ->
     if rates and rates[-1] < 0.999 * args.trainer.learning_rate:
         raise UsageError(
             f"{checkpoint} has a learning rate of {rates[-1]:.2g}, below its peak of {args.trainer.learning_rate:.2g}: "
-            "it is warming up, or decaying already. Branch from a checkpoint of the stable phase."
+            "it is warming up, or decaying already. Branch from a checkpoint of the stable phase, which a run has with "
+            "--lr_scheduler_type warmup_stable_decay; to train on from any other weights, give --init_from in place of "
+            "--branch_from."
         )
 
 
