@@ -61,6 +61,16 @@ def test_blocks_of_any_size_join_to_the_text(tmp_path_factory: pytest.TempPathFa
         assert [content(document) for document in read_txt(path=path, errors="strict", meter=Meter())] == ["." + text]
 
 
+def test_picture_is_not_text_in_another_encoding(tmp_path: Path):
+    path = tmp_path / "chart.txt"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR")
+    with fails(r"chart\.txt is not a text file: byte 8 is zero"):
+        read(path)
+    path.write_bytes("text".encode("utf-16"))
+    with fails(r"chart\.txt is not UTF-8"):
+        read(path)
+
+
 @pytest.mark.parametrize("size", [5, 1 << 20])
 def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int):
     monkeypatch.setattr(documents, "BLOCK_BYTES", size)

@@ -207,6 +207,11 @@ def check_column(where: str, column: str, columns: Iterable[str]) -> None:
 
 
 def undecodable(path: Path, offset: int) -> UsageError:
+    """The error for a file that is not UTF-8. One with a zero byte near its start is no text in another encoding."""
+    with path.open("rb") as file:
+        start = file.read(8192)
+    if b"\0" in start and not start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return UsageError(f"{path} is not a text file: byte {start.index(0):,} is zero. Leave it out of --text.")
     return UsageError(
         f"{path} is not UTF-8: byte {offset:,} cannot be decoded. "
         "Convert the file, or pass --errors replace to put U+FFFD there."
