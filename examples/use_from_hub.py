@@ -28,6 +28,9 @@ def main() -> None:
     # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
     write = pipeline("text-generation", model=args.model, trust_remote_code=True)
     text = " ".join(args.prompt)
+    n_tokens, limit = len(write.tokenizer(text)["input_ids"]), write.model.config.max_position_embeddings  # pyright: ignore
+    if n_tokens >= limit:
+        raise ValueError(f"the prompt has {n_tokens:,} tokens, the model takes {limit:,}. Shorten it.")
     if write.tokenizer.chat_template:  # pyright: ignore[reportOptionalMemberAccess]
         chat = [{"role": "user", "content": text}]
         # What stands in the question stays text, even where it is spelled like a mark of the template.

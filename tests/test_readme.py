@@ -21,7 +21,7 @@ BLOCKS = re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", README, 
 WITH_COMPAT = "test, with the extra compat"
 RUN_HERE = [block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)]
 # What needs more than an offline CPU and some minutes, or files that are the reader's.
-MORE = {"needs the Hub", "needs a GPU", "an hour", "needs a second terminal", "needs your data"}
+MORE = {"needs the Hub", "needs a GPU", "an hour", "needs a second terminal", "needs your data", "needs runs/tiny"}
 OF_CI = {"ci: main job", "ci: tests", "ci: chat", "ci: talk", "ci: share"}
 PARSED = [(language, code) for mark, language, code in BLOCKS if mark in MORE | OF_CI]
 
