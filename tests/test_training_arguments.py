@@ -193,7 +193,7 @@ def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
     shown = show_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
     assert shown.endswith(
         f"# {tmp_path}/mine.yaml changes in {tmp_path}/base.yaml:\n"
-        "# prompts: ['Every effort moves you'] -> ['One', 'Two words']\n"
+        "# prompts: unset -> ['One', 'Two words']\n"
         "# num_attention_heads: 12 -> 4\n# learning_rate: 0.001 -> 0.002\n"
     )
     (tmp_path / "saved.yaml").write_text(shown)

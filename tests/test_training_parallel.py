@@ -375,15 +375,15 @@ def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, co
     saved = tmp_path / "saved"
     if code == "installed":
         names = pair(save_in_shards, folder, saved)
-        assert names == ["gpt2small_hf.model.modeling_gpt2small.GPT2SmallForCausalLM"] * 2
+        assert names == ["gpt2small_hf.model.modeling_gpt2small.FSDPGPT2SmallForCausalLM"] * 2
     else:
         (tmp_path / "accelerate").mkdir()
         for package in Path(sysconfig.get_path("purelib")).glob("accelerate*"):
             (tmp_path / "accelerate" / package.name).symlink_to(package)
         places = {"folder": folder, "place": saved, "meet": tmp_path / "meet", "accelerate": tmp_path / "accelerate"}
         name = as_stranger(STRANGERS_IN_SHARDS.format(**places)).split()[-1]
-        assert re.fullmatch(r"transformers_modules\..*\.modeling_gpt2small\.GPT2SmallForCausalLM", name)
-    # PyTorch gives the model a class of its own; its name and its files must not be what is published.
+        assert re.fullmatch(r"transformers_modules\..*\.modeling_gpt2small\.FSDPGPT2SmallForCausalLM", name)
+    # PyTorch gives the model a class of its own, known by its prefix; its name must not be what is saved.
     assert {path.name for path in saved.iterdir()} == {path.name for path in folder.iterdir()}
     configs = [read_json(place / "config.json") for place in (saved, folder)]
     assert configs[0] == configs[1]

@@ -79,7 +79,7 @@ def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(run, 
     weights = run.checkpoints / "checkpoint-30" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert [source.step for source in checkpoints(run)] == [20]
-    assert "passing over runs/short/checkpoints/checkpoint-30: it is damaged" in capsys.readouterr().err
+    assert "skipping runs/short/checkpoints/checkpoint-30: it is damaged" in capsys.readouterr().err
 
 
 def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
@@ -92,7 +92,7 @@ def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
     weights.write_bytes(weights.read_bytes()[:-1])
     source = find(run.root)
     assert (source.step, source.is_checkpoint) == (10, True)
-    assert "passing over runs/short/checkpoints/checkpoint-20: it is damaged" in capsys.readouterr().err
+    assert "skipping runs/short/checkpoints/checkpoint-20: it is damaged" in capsys.readouterr().err
 
 
 def test_an_unfinished_run_without_a_checkpoint_is_refused(run):

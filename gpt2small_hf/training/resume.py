@@ -16,7 +16,6 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.runs import (
     RunFolder,
     UsageError,
@@ -338,6 +337,10 @@ def changed(
 def may_change(settings: dict[str, Any]) -> set[str]:
     """The settings that may be others when a run resumes, given all of them."""
     run, trainer = settings["run"], settings["trainer"]
+    from gpt2small_hf.model.configuration_gpt2small import (
+        GPT2SmallConfig,
+    )  # imports torch, and flags are checked before
+
     model = {name: getattr(GPT2SmallConfig, name) for name in DROPOUTS} | settings["model"]
     draws = any(model[name] for name in DROPOUTS) or run["lora_dropout"] > 0 or trainer["neftune_noise_alpha"]
     judges = trainer["load_best_model_at_end"] or trainer["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
