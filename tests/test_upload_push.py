@@ -18,6 +18,7 @@ from test_model_conversion import write_reference
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, versions, write_json, writing_alone
+from gpt2small_hf.training.resume import write_manifest
 from upload.arguments import parse_arguments
 from upload.push import publish
 from upload.verify import codes
@@ -304,6 +305,7 @@ def in_the_weights_own_header(root: Path) -> None:
     (root / "evaluation" / "heldout.json").unlink()  # it knows other weights
     shutil.rmtree(root / "checkpoints" / "checkpoint-20")
     shutil.copyfile(path, root / "checkpoints" / "checkpoint-10" / "model.safetensors")
+    write_manifest(root / "checkpoints" / "checkpoint-10", scheduled=True)  # or the checkpoint counts as damaged
 
 
 def in_what_it_wrote_on_the_way(root: Path) -> None:
