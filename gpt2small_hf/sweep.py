@@ -241,7 +241,8 @@ def signals() -> Iterator[list[int]]:
         )
 
     # A hangup that is ignored (nohup) stays so.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    known = {signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+    numbers = [n for n in known if signal.getsignal(n) != signal.SIG_IGN]
     former = {number: signal.signal(number, catch) for number in numbers}
     try:
         yield caught

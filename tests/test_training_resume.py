@@ -289,13 +289,18 @@ def test_best_checkpoint_is_found_after_the_run_was_moved(moved):
     assert {path.name for path in copy.checkpoints.iterdir()} == {"checkpoint-4", "checkpoint-20"}
 
 
-def test_missing_best_checkpoint_is_trained_again(moved, capsys):
-    copy, kept, words = moved
+def test_missing_best_checkpoint_is_an_error_that_loses_no_checkpoint(moved, capsys):
+    copy, _, words = moved
     shutil.rmtree(copy.checkpoints / "checkpoint-4")
-    run_train([*words, str(copy.root)])
-    said = capsys.readouterr().err
-    assert f"skipping {copy.checkpoints / 'checkpoint-20'}: checkpoint-4, the best one up to there, is missing" in said
-    assert sha256(copy.model / "model.safetensors") == kept
+    newest = copy.checkpoints / "checkpoint-20"
+    with pytest.raises(
+        UsageError, match=r"checkpoint-4, the best one up to there, is missing.*--resume .*checkpoint-20"
+    ):
+        run_train([*words, str(copy.root)])
+    assert is_whole(newest)
+    run_train([*words, str(copy.root), "--resume", str(newest)])
+    assert "The best one is chosen among those from here on" in capsys.readouterr().err
+    assert sha256(copy.model / "model.safetensors") == sha256(newest / "model.safetensors")
 
 
 DAMAGES = {

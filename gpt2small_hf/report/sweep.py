@@ -243,13 +243,13 @@ def student_factor(dof: float) -> float:
 def stopped_because(log: Path) -> str | None:
     """Why a run was stopped for good, from its log: it does not learn. None if it goes on, or never began.
 
-    A full disk stops a run too, but that one can go on.
+    A full disk or a lack of memory stops a run too, but that one can be resumed.
     """
     if not log.is_file():
         return None
     last_time = log.read_text(encoding="utf-8", errors="replace").split("\n$ ")[-1]
     why = [line.removeprefix("stopped: ") for line in last_time.splitlines() if line.startswith("stopped: ")]
-    return why[-1] if why and "the disk is full" not in why[-1] else None
+    return why[-1] if why and not why[-1].startswith(("the disk", "out of memory", "--debug")) else None
 
 
 def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any]:

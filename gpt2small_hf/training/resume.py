@@ -289,11 +289,17 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
     if before["made_by"]["commit"] != git_commit():
         print("the run was begun with another version of this code; it goes on with this one.", file=sys.stderr)
     keeps_best = args.trainer.load_best_model_at_end
-    if named != "auto":
+    if named != "auto":  # `check_folder` has seen that it is complete
         if reason := why_not(Path(named), run, keeps_best=keeps_best):
-            raise UsageError(f"{named} cannot be resumed from: {reason}. Name another one, or leave --resume out.")
+            print(f"{named}: {reason}. The best one is chosen among those from here on.", file=sys.stderr)
         return Path(named)
-    return next(whole_checkpoints(run, keeps_best=keeps_best), args.run.branch_from)
+    usable = next(whole_checkpoints(run, keeps_best=keeps_best), None)
+    if usable is None and keeps_best and (newest := next(filter(is_whole, checkpoints_in(run.checkpoints)), None)):
+        raise UsageError(
+            f"{why_not(newest, run, keeps_best=True)}, so the run cannot end with it. To continue from {newest} and "
+            f"choose the best checkpoint among later ones, give --resume {newest}; to start again, give --overwrite."
+        )
+    return usable or args.run.branch_from
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]

@@ -14,7 +14,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -155,7 +155,8 @@ def opened(run: RunFolder, *, look_only: bool) -> Iterator[None]:
                 if run.checkpoints in created:
                     remove_if_empty(run.checkpoints)
                 if [*run.root.glob("*")] == [run.lock]:
-                    run.lock.unlink()
+                    with suppress(OSError):  # Windows removes no open file
+                        run.lock.unlink()
     finally:
         for folder in created:
             remove_if_empty(folder)
