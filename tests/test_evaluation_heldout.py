@@ -89,7 +89,9 @@ def test_bits_per_byte_are_of_the_bytes_of_the_measured_tokens(tiny_run):
     train, heldout = (TokenDataset(folder, split, found["rows"]["seq_len"]) for split in ("train", "validation"))
     alphabet = set(byte_alphabet())
     of_row = [tokenizer.convert_ids_to_tokens(heldout[i]["input_ids"][1:]) for i in range(len(heldout))]
-    sizes = np.array([[len(t) if set(t) <= alphabet else 0 for t in row] for row in of_row])
+    sizes = np.array(
+        [[len(t) if t != tokenizer.eos_token and set(t) <= alphabet else 0 for t in row] for row in of_row]
+    )
     assert (np.array(of_row) == tokenizer.eos_token).any()  # which has no bytes
     losses = heldout_losses(AutoModelForCausalLM.from_pretrained(tiny_run.model), heldout)
     by_hand = losses.sum() / math.log(2) / sizes.sum()

@@ -206,7 +206,7 @@ assert type(model).__module__.startswith("transformers_modules")
 assert model.config.max_position_embeddings == tokenizer.model_max_length == 256
 assert model.config.use_cache
 assert model.dtype.is_floating_point and model.dtype.itemsize == 4
-assert model.generation_config.max_new_tokens == 128
+assert (model.generation_config.max_length, model.generation_config.max_new_tokens) == (256, None)
 assert tokenizer.convert_ids_to_tokens(model.generation_config.eos_token_id) == ["<|im_end|>", "<|endoftext|>"]
 question = [{"role": "user", "content": "What did number 19 see?"}]
 said = write(question, do_sample=False)[0]["generated_text"][-1]
@@ -216,7 +216,7 @@ ids = model.generate(**prompt, do_sample=False)[0].tolist()
 assert ids[-1] == tokenizer.eos_token_id and len(ids) < 128
 unasked = tokenizer("The", return_tensors="pt")
 ids = model.generate(**unasked, do_sample=False)[0].tolist()
-assert ids[-1] in model.generation_config.eos_token_id or len(ids) == 1 + 128
+assert ids[-1] in model.generation_config.eos_token_id or len(ids) == 256
 print("ANSWERED")
 """
     heard = subprocess.run(**without_us(code, str(tmp_path / "out" / "model"), ANSWER), capture_output=True)
