@@ -207,7 +207,7 @@ def check_column(where: str, column: str, columns: Iterable[str]) -> None:
 
 
 def undecodable(path: Path, offset: int) -> UsageError:
-    """The error for a file that is not UTF-8. One with a zero byte near its start is no text in another encoding."""
+    """The error for a file that is not UTF-8. A zero byte near its start means that it is binary."""
     with path.open("rb") as file:
         start = file.read(8192)
     if b"\0" in start and not start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
