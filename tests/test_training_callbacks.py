@@ -8,13 +8,15 @@ import sys
 import time
 
 import pytest
+import torch
 from conftest import REPOSITORY, run_train, tiny_words
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import distributed as dist
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from gpt2small_hf.runs import read_jsonl
-from gpt2small_hf.training.callbacks import ProgressLine, samples_are_due
+from gpt2small_hf.training.callbacks import ProgressLine, StopOnSignal, samples_are_due
 
 
 def steps_with_samples(strategy, max_steps, interval, **more):
@@ -143,6 +145,28 @@ def test_ctrl_c_is_answered_on_a_line_of_its_own(tmp_path):
     status, screen = on_a_terminal([*words, "--save_strategy", "no"], tmp_path, interrupt_at=b"left ")
     assert status == 128 + signal.SIGINT
     assert any(line.startswith("stopping after this step") for line in lines_of(screen)), screen
+
+
+def test_signal_during_the_ranks_agreement_counts_after_the_next_step(tmp_path, monkeypatch):
+    """The other ranks do not know of it yet, and it must not be forgotten."""
+    all_reduce = dist.all_reduce
+
+    def interrupted(*args, **kwargs):
+        all_reduce(*args, **kwargs)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stop = StopOnSignal(ProgressLine(1))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    stop.on_train_begin(None, None, None)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "all_reduce", interrupted)
+            assert stop.agreed(torch.device("cpu")) == 0
+        assert stop.agreed(torch.device("cpu")) == signal.SIGTERM
+        assert stop.agreed(torch.device("cpu")) == signal.SIGTERM
+    finally:
+        stop.close()
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -209,6 +209,8 @@ class StopOnSignal(TrainerCallback):
 
     def __init__(self, progress: ProgressLine) -> None:
         self.progress = progress
+        self.received = 0
+        """The signal that this rank received; 0 for none. Only the handler sets it: it may run at any moment."""
         self.caught = 0
         """The signal that ended training, on this rank or another; 0 for none."""
 
@@ -220,7 +222,7 @@ class StopOnSignal(TrainerCallback):
 
     def catch(self, number: int, frame: FrameType | None) -> None:
         """Remember the signal until the step's end."""
-        self.caught = number
+        self.received = number
         self.close()
         self.progress.write_at_once("stopping after this step, once it is saved; a second signal ends at once.")
 
@@ -231,9 +233,13 @@ class StopOnSignal(TrainerCallback):
         self.former = {}
 
     def agreed(self, device: torch.device) -> int:
-        """The signal that any rank has caught, on all of them; 0 for none. All ranks ask after the same step."""
+        """The signal that any rank has received, on all of them; 0 for none. All ranks ask after the same step.
+
+        One that arrives meanwhile counts after the next step: the other ranks do not know of it yet.
+        """
+        self.caught = self.received
         if dist.is_initialized():
-            caught = torch.tensor(self.caught, device=device)
+            caught = torch.tensor(self.received, device=device)
             dist.all_reduce(caught, dist.ReduceOp.MAX)
             self.caught = int(caught)
         return self.caught

@@ -328,7 +328,7 @@ def learn(
         gc.unfreeze()
         stop.close()
         progress.close()
-    if stop.caught:  # after the last step
+    if stop.agreed(trainer.args.device):  # after the last step
         raise stop.interruption(newest(run))
     best, kept = trainer.state.best_global_step, trainer.state.best_model_checkpoint
     if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
