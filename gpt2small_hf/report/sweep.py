@@ -3,35 +3,34 @@
 Reads run folders, writes table, JSON and picture; `gpt2small_hf/sweep.py` makes the runs.
 
 The comparison. The baseline is run with every pair of n initial-weight seeds and n training seeds (dropout, order of
-rows), every other recipe with a few pairs (i, i). To judge a recipe, the losses of all others are fitted as
+rows), every other recipe with a few pairs (i, i). Part of a seed's effect is the same in every recipe, so each run is
+compared with the baseline's run of the same two seeds, and the mean of these differences is judged by a paired t
+test:
 
-    loss = recipe + effect of the initial-weight seed + effect of the training seed + rest
+    standard error = standard deviation of the differences / sqrt(runs)        decided above t(runs - 1) standard errors
 
-by least squares, the additive two-way layout with the seeds as blocks (Scheffé 1959, The Analysis of Variance, chapter
-4). The fit predicts the baseline's loss with the recipe's seeds, more precisely than the one run with those seeds knows
-it. The recipe's difference is the mean over its n runs of loss less prediction. With the standard deviation S of these
-n values, the standard deviation s of the rest, its degrees of freedom dof, and the mean covariance c of two predictions
-in units of s²:
+t being Student's 97.5 % quantile. The standard deviation is that of the recipe's own differences, so the test is exact
+for differences that are normal: a recipe that does not differ from the baseline gets a verdict with a probability of
+5 %, however far it, the baseline and the other recipes scatter, and whether or not a seed has the same effect in all.
 
-    standard error² = S²/n + c s²        decided above   t' = (S²/n t(n-1) + c s² t(dof)) / (S²/n + c s²)
+The price is power. Two runs hardly show how far a recipe scatters: if it scatters as the baseline, four sweeps in five
+decide only a difference of 16 standard deviations of the part of a loss that seeds do not explain. With three runs it
+is 4.6, with four 3.0.
 
-standard errors, t being Student's 97.5 % quantile. This t' is Cochran and Cox's (1957, Experimental Designs, 4.14), for
-two means whose variances are unknown and not equal. Measured with `tests/benchmarks/sim_sweep.py`: where no recipe
-differs, one that scatters as far as the baseline or further gets a verdict in 4 to 6 % of sweeps, one that scatters
-less, or stands beside others that scatter more, in 2 to 5 %.
-
-The price is power. Two runs hardly show how far a recipe scatters: four sweeps in five decide only a difference of 11
-standard deviations of the rest. With three runs it is 3.5, with four 2.2, for a recipe that scatters as the baseline.
-Rejected: one variance for all recipes. Two runs then decide 2.5 standard deviations, but 16 to 28 % of recipes that
-scatter further and do not differ get a verdict. Welch's degrees of freedom (up to 12 %): they trust a scatter of two
-runs that is small by chance. The paired t test of a recipe's runs (always 5 %), which has less power.
+Rejected, with the share of false verdicts for 17 recipes with 2 or 3 runs, every fourth of which scatters 0.1 to 20
+times as far as the baseline (`tests/benchmarks/sim_sweep.py` has the model of the noise):
+- one variance for all recipes: 16 to 28 % of those that scatter further;
+- a variance moderated by those of the other recipes (limma, Smyth 2004): 1 to 23 %;
+- the baseline's mean predicted by a least-squares fit of recipes and seeds over all runs, and its error combined with
+  the recipe's by Welch's degrees of freedom: 3 to 12 %; by Cochran and Cox's weights: 1.5 to 6 %. The latter decides
+  differences that are 30 % smaller, but is too cautious beside recipes that scatter further.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
@@ -48,8 +47,6 @@ from gpt2small_hf.report.tables import console_table, escaped, markdown_table, n
 from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, whole, write_json
 
 CONFIDENCE = 0.95
-WILD = 4
-"""A recipe whose differences scatter so many times as far as the median recipe's is left out of the common noise."""
 
 Key = tuple[str, int, int]
 """Recipe, initial-weight seed, training seed."""
@@ -124,9 +121,9 @@ class Difference:
 
     value: float
     of_runs: list[float | None]
-    """Of each run; None for seeds that no other recipe was run with. `value` is their mean."""
+    """Of each run; None for seeds that the baseline was not run with. `value` is their mean."""
     standard_error: float | None
-    """None for a single run, and where too few runs are there to estimate the noise."""
+    """None for a single run."""
     factor: float | None
     """The number of standard errors that a difference must exceed to be decided."""
 
@@ -143,91 +140,32 @@ class Difference:
         return "lower" if self.value < 0 else "higher"
 
 
-class Fit:
-    """The least-squares fit of the module's docstring.
-
-    Attributes:
-        rest: standard deviation of the rest; None without degrees of freedom.
-        dof: degrees of freedom of the rest.
-    """
-
-    def __init__(self, losses: Losses) -> None:
-        """Fit recipes and seeds."""
-        self.values = np.array(list(losses.values()), dtype=float)
-        self.columns = [(part, level) for part in range(3) for level in dict.fromkeys(key[part] for key in losses)]
-        self.design = self._rows(losses)
-        self.inverse = np.linalg.pinv(self.design)  # the shortest of all solutions; they predict the same
-        residuals = self.values - self.design @ self.inverse @ self.values
-        self.dof = len(losses) - int(np.linalg.matrix_rank(self.design)) if losses else 0
-        self.rest = math.sqrt(residuals @ residuals / self.dof) if self.dof else None
-
-    def _rows(self, keys: Iterable[Key]) -> np.ndarray:
-        rows = [[float(key[part] == level) for part, level in self.columns] for key in keys]
-        return np.array(rows, dtype=float).reshape(len(rows), len(self.columns))
-
-    def predict(self, keys: Sequence[Key]) -> tuple[np.ndarray, np.ndarray]:
-        """Predict the losses of some runs.
-
-        Returns: the losses, NaN for one that the fitted runs do not determine; and the covariance of their errors in
-            units of the variance of the rest.
-        """
-        rows = self._rows(keys)
-        weights = rows @ self.inverse
-        known = np.array([sum(row) == 3 for row in rows], dtype=bool)
-        known &= np.isclose(weights @ self.design, rows).all(axis=1)
-        return np.where(known, weights @ self.values, math.nan), weights @ weights.T
-
-
-def compare(losses: Losses) -> tuple[dict[str, Difference], Fit]:
-    """Each recipe's difference from the baseline, judged by its own scatter, and the fit of all runs.
-
-    Recipes that scatter far more than others (`WILD`) are left out of the fit: one bad setting would hide all
-    differences.
-    """
-    recipes = [recipe for recipe in dict.fromkeys(key[0] for key in losses) if recipe != BASELINE]
-    scatter = {}
-    for recipe in recipes:
-        seeds = [key[1:] for key in losses if key[0] == recipe and (BASELINE, *key[1:]) in losses]
-        if len(seeds) > 1:
-            scatter[recipe] = np.std([losses[recipe, i, t] - losses[BASELINE, i, t] for i, t in seeds], ddof=1)
-    wild = {recipe for recipe, found in scatter.items() if found > WILD * np.median(list(scatter.values()))}
-    tame = {key: loss for key, loss in losses.items() if key[0] not in wild}
+def compare(losses: Losses) -> dict[str, Difference]:
+    """Compare each recipe with the baseline by a paired t test; without a common pair of seeds it is left out."""
     found = {}
-    for recipe in recipes:
-        own = {key: loss for key, loss in losses.items() if key[0] == recipe}
-        others = Fit({key: loss for key, loss in tame.items() if key[0] != recipe})
-        predicted, covariance = others.predict([(BASELINE, i, t) for _, i, t in own])
-        if not np.isnan(predicted).all():
-            found[recipe] = judge(np.array(list(own.values())) - predicted, covariance, others.rest, others.dof)
-    return found, Fit(tame)
+    for recipe in dict.fromkeys(key[0] for key in losses if key[0] != BASELINE):
+        of_runs = [
+            loss - losses[BASELINE, i, t] if (BASELINE, i, t) in losses else None
+            for (name, i, t), loss in losses.items()
+            if name == recipe
+        ]
+        known = np.array([difference for difference in of_runs if difference is not None])
+        if len(known) > 1:
+            found[recipe] = Difference(
+                float(known.mean()), of_runs, float(standard_error(known)), student_factor(len(known) - 1)
+            )
+        elif len(known):
+            found[recipe] = Difference(float(known[0]), of_runs, None, None)
+    return found
 
 
-def judge(of_runs: np.ndarray, covariance: np.ndarray, rest: float | None, dof: int) -> Difference:
-    """Judge a recipe by its runs' differences from what was predicted, by the formula of the module's docstring.
-
-    Args:
-        of_runs: loss less prediction; NaN where there is none.
-        covariance: of the predictions' errors, in units of the variance of the rest.
-        rest: standard deviation of the rest in the fit that predicted; None if it is not known.
-        dof: its degrees of freedom.
-    """
-    known = ~np.isnan(of_runs)
-    values, n = of_runs[known], int(known.sum())
-    error = factor = None
-    if n > 1:
-        between = covariance[np.ix_(known, known)][~np.eye(n, dtype=bool)].mean()
-        shared = between if between > 1e-9 else 0.0  # 0 or below: S has all of the noise, or more
-        if rest is not None or not shared:
-            own, common = float(values.var(ddof=1)) / n, shared * (rest or 0.0) ** 2
-            share = own / (own + common) if common else 1.0
-            error = math.sqrt(own + common)
-            factor = share * student_factor(n - 1) + ((1 - share) * student_factor(dof) if common else 0.0)
-    listed = [float(value) if ok else None for value, ok in zip(of_runs, known, strict=True)]
-    return Difference(float(values.mean()), listed, error, factor)
+def standard_error(differences: np.ndarray) -> np.ndarray:
+    """Estimate the standard error of the mean over the last axis, which must have two values or more."""
+    return differences.std(axis=-1, ddof=1) / math.sqrt(differences.shape[-1])
 
 
 @cache
-def student_factor(dof: float) -> float:
+def student_factor(dof: int) -> float:
     """How many standard errors hold 95 % of Student's t: 12.7 for one degree of freedom, 2.09 for 20, 1.96 for many.
 
     With t = sqrt(dof) tan(angle), angles have density cos(angle)^(dof-1), which is summed up numerically.
@@ -268,7 +206,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
                 check_rows(run, next(iter(finished.values())))
             elif why := stopped_because(folder.log(folder_of_run)):
                 stopped[recipe, i, t] = why
-    differences, noise = compare(losses)
+    differences = compare(losses)
     rows = [
         row_of(
             recipe,
@@ -282,11 +220,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
         if any(key[0] == recipe for key in [*finished, *stopped])
     ]
     return {
-        "noise": {
-            "baseline": {name: six(sd) for name, sd in seed_noise(losses).items()},
-            "rest": six(noise.rest),
-            "degrees_of_freedom": noise.dof,
-        },
+        "noise": {"baseline": {name: six(sd) for name, sd in seed_noise(losses).items()}},
         "recipes": sorted(rows, key=lambda row: place(row, rows)),
         "made_by": made_by([run.folder.heldout for run in finished.values()]),
     }
@@ -427,19 +361,17 @@ def notes(results: dict[str, Any]) -> list[str]:
     if compared:
         m = len(compared)
         found.append(
-            "A difference is from the baseline with the same seeds"
-            + (f", which leaves {noise['rest']:.4f} of noise in a run. " if noise["rest"] is not None else ". ")
-            + "Its standard error counts how far the recipe's own runs scatter; it is decided above the multiple of it "
-            "that Student's t asks of that number of runs (Cochran and Cox)."
+            "A difference is from the baseline's runs with the same seeds, and decided by a paired t test: above "
+            "Student's t times its standard error, which is computed from the recipe's own runs alone."
         )
         found.append(
-            f"Of differences that are none, about one in twenty is decided by chance. With {m} comparisons that is "
+            f"Of recipes that do not differ, one in twenty is decided by chance. With {m} comparisons that is "
             f"{m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}."
         )
         if any(len(row["runs"]) == 2 for row in compared):
             found.append(
-                "Two runs hardly show how far a recipe scatters. With --seeds_per_intervention 3, differences a third "
-                "as large are found."
+                "Two runs hardly show how far a recipe scatters. With --seeds_per_intervention 3, differences 3.5 "
+                "times smaller are found."
             )
     elif any(row["recipe"] == BASELINE for row in results["recipes"]):
         found.append("Too few runs to tell a difference from noise.")
