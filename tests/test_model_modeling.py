@@ -1,5 +1,8 @@
 """The Transformers face: equal to GPT-2, right under padding, packing, caching, accumulation and reloading."""
 
+import inspect
+from typing import get_args
+
 import pytest
 import torch
 from conftest import tiny_config
@@ -230,6 +233,9 @@ def test_hidden_states_and_attention_weights_come_on_request(tiny_model):
     out = tiny_model(torch.randint(0, 100, (2, 9)), output_hidden_states=True, output_attentions=True)
     assert [tuple(h.shape) for h in out.hidden_states] == [(2, 9, 16)] * 3
     assert [tuple(a.shape) for a in out.attentions] == [(2, 2, 9, 9)] * 2
+    for part in (tiny_model, tiny_model.model):  # the library's test suite reads there what it may ask for
+        (named,) = get_args(inspect.signature(part.forward).parameters["kwargs"].annotation)
+        assert {"output_hidden_states", "output_attentions"} <= set(named.__annotations__)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
