@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import REPOSITORY, run_train, tiny_words
@@ -79,10 +80,13 @@ def test_run_folder_admits_one_training_until_it_is_killed(tmp_path, monkeypatch
     alone = run_train(tiny_words(tmp_path, tmp_path / "alone"))
     (tmp_path / "link").symlink_to("run")
     parent, child = processes.Pipe()
-    # Its workers must not keep the lock of a process that was killed.
-    training = processes.Process(target=train_and_wait, args=([*words, "--dataloader_num_workers", "1"], 12, child))
+    # Its workers must not keep the lock of a process that was killed. A process of the fork server would start them by
+    # another server, which ends with the last of them; and they end only when what started them does.
+    with_worker = [*words, "--dataloader_num_workers", "1", "--dataloader_multiprocessing_context", "fork"]
+    training = processes.Process(target=train_and_wait, args=(with_worker, 12, child))
     training.start()
     assert parent.recv() == "there"
+    (worker,) = psutil.Process(training.pid).children(recursive=True)
     branch = ("--branch_from", str(alone.checkpoints / "checkpoint-10"))
     for more in ((), ("--overwrite",), ("--output_dir", "link"), ("--resume", "never"), branch):
         with pytest.raises(UsageError, match="another process trains in"):
@@ -93,6 +97,7 @@ def test_run_folder_admits_one_training_until_it_is_killed(tmp_path, monkeypatch
     assert weights(run_train(words)) == weights(alone)
     steps = [row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl") if "loss" in row]
     assert steps == [5, 10, 15, 20]
+    worker.wait(20)
 
 
 def test_lock_is_skipped_with_a_warning_where_the_file_system_has_none(tmp_path, monkeypatch, capsys):
