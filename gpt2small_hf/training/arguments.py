@@ -47,6 +47,7 @@ _AT_LEAST = {
     "max_grad_norm": 0,
     "seed": 0,
 }
+_INTERVALS = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
 _REPORTERS = ("tensorboard", "trackio", "wandb", "mlflow", "swanlab", "comet_ml", "clearml", "neptune")
 # Settings of which one replaces the others.
 ALTERNATIVES = (
@@ -318,6 +319,13 @@ class TrainerSettings(DeclaredTrainingArguments):
             value = getattr(self, name)
             if value is not None and not value >= least:
                 raise UsageError(f"--{name} is {value}. Give {least:g} or more.")
+        for name, strategy in _INTERVALS.items():
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(
+                    f"--{name} is {value:g}. Give a number of steps, or below 1 a share of all steps; for none, give "
+                    f"--{strategy} no."
+                )
         if self.max_steps != -1 and self.max_steps < 1:
             raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")
         if self.num_train_epochs <= 0:
