@@ -411,6 +411,9 @@ def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_ru
     draws, drops = {"model": {"resid_pdrop": 0.1}}, {"trainer": {"dataloader_drop_last": True}}
     best, plateau = {"load_best_model_at_end": True}, {"lr_scheduler_type": "reduce_lr_on_plateau"}
     on_gpu = {"device": {"type": "cuda"}}
+    of_transformers = {"transformers_version": "5.23.9", "architectures": ["X"], "auto_map": {}, "dtype": "bfloat16"}
+    assert differences(now | {"model": now["model"] | of_transformers}, now) == []
+    assert differences(now | {"model": now["model"] | {"hidden_size": 8}}, now) == ["hidden_size: 8 -> 16"]
     for changes, settings, refused in [
         (reported, {}, False),
         (decides, {}, True),

@@ -11,11 +11,13 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from gpt2small_hf.declared import declared
 from gpt2small_hf.runs import (
     RunFolder,
     UsageError,
@@ -329,9 +331,9 @@ def changed(
     found, allowed = [], allowed | may_change(now)
     for part in ("model", "run", "chat", "trainer"):
         then, present = before.get(part) or {}, now.get(part) or {}
-        # A setting that one version of this code does not know is no difference; of a model only what is not default
-        # was written down.
-        names = then | present if part == "model" else [name for name in present if name in then]
+        # A setting that one version of this code does not know makes no difference. Of a model, only what is not the
+        # default was written, together with what transformers notes: its version, class names, the saved dtype.
+        names = model_settings() if part == "model" else [name for name in present if name in then]
         found += [
             (name, then.get(name), present.get(name))
             for name in names
@@ -340,14 +342,16 @@ def changed(
     return found
 
 
+def model_settings() -> dict[str, Any]:
+    """The settings of our model's configuration and their defaults, read without importing torch."""
+    declaration = declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig")
+    return {setting.name: setting.default for setting in fields(declaration)}
+
+
 def may_change(settings: dict[str, Any]) -> set[str]:
     """The settings that may be others when a run resumes, given all of them."""
     run, trainer = settings["run"], settings["trainer"]
-    from gpt2small_hf.model.configuration_gpt2small import (
-        GPT2SmallConfig,
-    )  # imports torch, and flags are checked before
-
-    model = {name: getattr(GPT2SmallConfig, name) for name in DROPOUTS} | settings["model"]
+    model = model_settings() | settings["model"]
     draws = any(model[name] for name in DROPOUTS) or run["lora_dropout"] > 0 or trainer["neftune_noise_alpha"]
     judges = trainer["load_best_model_at_end"] or trainer["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
     allowed = set(MAY_CHANGE)
