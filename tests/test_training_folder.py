@@ -18,6 +18,7 @@ from test_training_resume import die_at_call
 
 from gpt2small_hf import runs
 from gpt2small_hf.runs import RunFolder, UsageError, locked, read_jsonl, sha256
+from gpt2small_hf.training.run import restore
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 processes = multiprocessing.get_context("forkserver")
@@ -195,6 +196,24 @@ def test_run_killed_while_another_steps_aside_loses_neither(number, more, short_
     run_train([*words, *more])
     assert weights(folder) == expected
     assert not folder.former.exists()
+    assert not folder.former_incomplete.exists()
+
+
+@pytest.mark.parametrize("names", ["checkpoints/checkpoint-5", "report.md"])
+def test_former_run_is_not_put_back_over_what_was_made_since(names, tmp_path):
+    folder, name = RunFolder(tmp_path), names.partition("/")[0]
+    for root in (folder.former_incomplete, folder.root):
+        (root / names).parent.mkdir(parents=True, exist_ok=True)
+        (root / names).write_text(str(root))
+    (folder.former_incomplete / "recipe.yaml").write_text("")
+    with pytest.raises(UsageError, match=f"/{name} was made since. Remove or rename one of the two"):
+        restore(folder)
+    assert all((root / names).read_text() == str(root) for root in (folder.former_incomplete, folder.root))
+    assert not folder.recipe.exists()
+    (folder.root / names).unlink()  # an empty folder may stay
+    restore(folder)
+    assert (folder.root / names).read_text() == str(folder.former_incomplete)
+    assert folder.recipe.exists()
     assert not folder.former_incomplete.exists()
 
 

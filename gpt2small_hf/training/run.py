@@ -452,11 +452,24 @@ def set_aside(run: RunFolder) -> None:
 
 
 def restore(run: RunFolder) -> None:
-    """Put back what `set_aside` had moved when it was killed."""
-    if run.former_incomplete.exists():
-        for path in run.former_incomplete.iterdir():
-            path.replace(run.root / path.name)
-        run.former_incomplete.rmdir()
+    """Put back what `set_aside` had moved when it was killed.
+
+    Raises: UsageError if something else has one of the names by now; then nothing is moved.
+    """
+    if not run.former_incomplete.exists():
+        return
+    moved = list(run.former_incomplete.iterdir())
+    for path in moved:
+        taken = run.root / path.name
+        remove_if_empty(taken)
+        if taken.exists():
+            raise UsageError(
+                f"{path} belongs to a run that --overwrite was moving when it was killed, and {taken} was made since. "
+                "Remove or rename one of the two."
+            )
+    for path in moved:
+        path.rename(run.root / path.name)
+    run.former_incomplete.rmdir()
 
 
 def contents(run: RunFolder) -> list[Path]:
