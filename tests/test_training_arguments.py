@@ -99,6 +99,19 @@ def test_a_mistake_is_one_line(words, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("", "the same command"),
+        ("--overwrite", "the same command without --overwrite"),
+        ("--resume runs/x/checkpoints/checkpoint-5", "the same command without --resume"),
+        ("--overwrite --resume never", "the same command without --overwrite and --resume"),
+    ],
+)
+def test_command_to_resume_has_no_flag_that_starts_again(words, said):
+    assert parse(*words.split()).run.command_to_resume == said
+
+
 def test_a_schedule_without_a_lowest_rate_gets_none():
     assert parse().trainer.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
     assert not parse("--lr_scheduler_type", "linear").trainer.lr_scheduler_kwargs

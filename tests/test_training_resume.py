@@ -154,7 +154,7 @@ def test_a_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_p
     assert state["global_step"] < step + 2000  # it was not the end that stopped it
     assert len(list(saved.glob("rng_state*"))) == world_size
     said = (tmp_path / "said-by-0").read_text()
-    assert f"{number.name}; saved {saved}. The same command goes on from there" in said
+    assert f"{number.name}; saved {saved}. The same command resumes from it" in said
     if world_size == 2:
         assert "saved" not in (tmp_path / "said-by-1").read_text().replace("once it is saved", "")
 
@@ -236,10 +236,11 @@ def signal_at(step, monkeypatch):
 def test_signal_at_a_step_changes_nothing(schedule, step, finished, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), *SCHEDULES[schedule]]
+    again, to_resume = (["--overwrite"], " without --overwrite") if schedule == "mixed" else ([], "")
     with pytest.MonkeyPatch.context() as patch:
         signal_at(step, patch)
-        with pytest.raises(RunInterruptedError) as caught:
-            run_train(words)
+        with pytest.raises(RunInterruptedError, match=f"The same command{to_resume} resumes from it") as caught:
+            run_train([*words, *again])
     saved = tmp_path / "run" / "checkpoints" / f"checkpoint-{step}"
     assert caught.value.status == 128 + signal.SIGTERM
     assert str(saved) in str(caught.value)

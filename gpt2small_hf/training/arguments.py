@@ -235,6 +235,13 @@ class RunArguments:
         if not all(prompt.strip() for prompt in self.prompts or []):
             raise UsageError("--prompts has an empty text, which cannot be continued. Give it a word.")
 
+    @property
+    def command_to_resume(self) -> str:
+        """The words for the command that resumes this run: the same, without the flags that would start it again."""
+        again = {"--overwrite": self.overwrite, "--resume": self.resume != "auto"}
+        flags = [flag for flag, is_given in again.items() if is_given]
+        return f"the same command{' without ' * bool(flags)}{' and '.join(flags)}"
+
 
 @dataclass
 class TrainerSettings(DeclaredTrainingArguments):

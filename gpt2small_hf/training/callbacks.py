@@ -207,8 +207,9 @@ class StopWhenRising(TrainerCallback):
 class StopOnSignal(TrainerCallback):
     """At SIGTERM or SIGINT on any rank, save and stop, on all ranks after the same step. A second signal kills."""
 
-    def __init__(self, progress: ProgressLine) -> None:
-        self.progress = progress
+    def __init__(self, progress: ProgressLine, to_resume: str = "the same command") -> None:
+        """Take the line that signals are answered on, and the words for the command that resumes the run."""
+        self.progress, self.to_resume = progress, to_resume
         self.received = 0
         """The signal that this rank received; 0 for none. Only the handler sets it: it may run at any moment."""
         self.caught = 0
@@ -247,7 +248,8 @@ class StopOnSignal(TrainerCallback):
     def interruption(self, saved: Path | None) -> RunInterruptedError:
         """The error that ends the run; `saved` is the checkpoint to resume from."""
         name = signal.Signals(self.caught).name
-        kept = "no checkpoint was saved" if saved is None else f"saved {saved}. The same command goes on from there"
+        to_resume = self.to_resume[0].upper() + self.to_resume[1:]
+        kept = "no checkpoint was saved" if saved is None else f"saved {saved}. {to_resume} resumes from it"
         return RunInterruptedError(f"{name}; {kept}.", self.caught)
 
 

@@ -215,7 +215,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             print(trials_table(find_batch_size(model, args.trainer, rows.seq_len), args.trainer))
         settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
     progress = ProgressLine(tokens_per_step)
-    stop = StopOnSignal(progress)
+    stop = StopOnSignal(progress, to_resume=args.run.command_to_resume)
     metrics = MetricsLog(run.metrics)
     tokenizer.model_max_length = config.max_position_embeddings
     device = args.trainer.device
@@ -292,7 +292,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                 raise
             reason = " ".join(str(error).split())
             raise RunStoppedError(
-                f"the disk did not take the finished model ({reason}). Make room; the same command saves it."
+                f"the disk did not take the finished model ({reason}). Make room; {args.run.command_to_resume} saves "
+                "it."
             ) from None
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
         print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
