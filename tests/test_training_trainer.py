@@ -135,14 +135,16 @@ def train_as_one_of_two(rank, place, results):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
-    trainer = make(LanguageModelTrainer, place)
+    # Rank 0 reads for both: accelerate joins their batches and cuts them up.
+    trainer = make(LanguageModelTrainer, place, accelerator_config={"dispatch_batches": True})
     assert trainer.args.world_size == 2
     if rank == 1:
         spoil(trainer, "loss", (34, 37))
     trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
     weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-    results.put((rank, trainer.guard.skipped, weights.numpy(), trainer.state.log_history[-2]["loss"]))
+    last = trainer.state.log_history[-2]
+    results.put((rank, trainer.guard.skipped, weights.numpy(), last["loss"], last["num_input_tokens_seen"]))
 
 
 @pytest.mark.slow
@@ -163,6 +165,7 @@ def test_one_ranks_bad_step_is_skipped_by_all_and_their_weights_stay_equal(tmp_p
     assert (answers[0][1] == answers[1][1]).all()
     assert np.isfinite(answers[0][1]).all()
     assert 1 < answers[0][2] < 5
+    assert answers[0][3] == answers[1][3] == 40 * 2 * 2 * 2 * 8
 
 
 class SlowRows(list):

@@ -45,8 +45,11 @@ N_TOKENS = "n_tokens"
 
 
 def _counted(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) -> dict[str, Any]:
-    """A batch with the number of its tokens, which padding hides."""
-    return {**collate(rows), N_TOKENS: sum(len(row["input_ids"]) for row in rows)}
+    """A batch with the number of tokens of each row, which padding hides.
+
+    A tensor with an element for each row: accelerate's `dispatch_batches` joins batches and cuts them up again.
+    """
+    return {**collate(rows), N_TOKENS: torch.tensor([len(row["input_ids"]) for row in rows])}
 
 
 class LanguageModelTrainer(Trainer):
@@ -91,8 +94,9 @@ class LanguageModelTrainer(Trainer):
         self.save_due = False
         self.loss_sum, self.n_losses = 0.0, 0  # of all steps that were logged
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
-        self.tokens = 0  # of the interval, on this rank; since the last resume
-        self.unlogged_tokens = 0  # of the interval, on this rank
+        # Of the interval, on this rank: since the last resume, and all. Tensors on the device once there are some.
+        self.tokens: Tensor | int = 0
+        self.unlogged_tokens: Tensor | int = 0
         self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
         self.eval_labels: int | None = None
@@ -208,7 +212,7 @@ class LanguageModelTrainer(Trainer):
         """
         self.step_began = time.perf_counter()
         batches, n_items = super().get_batch_samples(self._timed(epoch_iterator), *args, **kwargs)
-        n_tokens = sum(batch.pop(N_TOKENS) for batch in batches)
+        n_tokens = sum(batch.pop(N_TOKENS).sum() for batch in batches)
         self.tokens += n_tokens
         self.unlogged_tokens += n_tokens
         return batches, n_items
@@ -463,7 +467,7 @@ class LanguageModelTrainer(Trainer):
             "history": list(self.guard.norms),
             "losses": [float(loss) for loss in self.step_losses],
             "norms": [float(norm) for norm in self.norms],
-            "tokens": self.unlogged_tokens,
+            "tokens": int(self.unlogged_tokens),
             "loss_sum": self.loss_sum,
             "n_losses": self.n_losses,
         }
