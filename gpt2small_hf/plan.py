@@ -33,7 +33,7 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     """
     n_devices = plan.n_devices or max(1, torch.cuda.device_count())
     is_ready = args.run.init_from is not None or args.run.data_dir is not None
-    material = gather(args) if is_ready else None
+    material = gather(args, n_devices) if is_ready else None
     if args.run.branch_from is not None and not is_whole(args.run.branch_from):
         raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
     if material is not None:

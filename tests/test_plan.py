@@ -12,6 +12,7 @@ from gpt2small_hf.commands import plan as main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.flags import without_flags
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 
 FULL_SIZE = str(REPOSITORY / "examples" / "gpt2-small.yaml")
@@ -135,6 +136,17 @@ def test_a_chat_run_takes_the_planned_steps(words, chat_place, tmp_path, capsys)
     capsys.readouterr()
     said = planned(words, capsys)
     assert said["steps"][0] == str(read_jsonl(run_train(words).metrics)[-1]["step"])
+
+
+def test_several_devices_are_planned_with_the_batch_that_they_train_with(chat_place, tmp_path, capsys):
+    """Ten steps an epoch or more: 26 chats, or the 11 rows that they are packed into."""
+    words = chat_words(chat_place, tmp_path / "run", "--num_train_epochs", "1")
+    words = without_flags(words, {"packing", "per_device_train_batch_size"})
+    capsys.readouterr()
+    for more, packing, steps in ([], "best_fit", "11"), (["--n_devices", "2"], "padding", "13"):
+        said = planned([*words, *more], capsys)
+        assert said["steps"][0] == steps
+        assert packing in said["chosen"]
 
 
 def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tmp_path, capsys):

@@ -84,6 +84,10 @@ def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_pa
     (found.checkpoints / "checkpoint-20" / "optimizer.pt").unlink()
     run_train(words)
     assert "micro-batch" not in capsys.readouterr().out.split("going on with")[-1]
+    words[words.index("--output_dir") + 1] = str(tmp_path / "other")
+    other = run_train([*words, "--resume", str(found.checkpoints / "checkpoint-10")])
+    assert "micro-batch" not in capsys.readouterr().out.split("going on with")[-1]
+    assert read_json(other.resolved)["trainer"]["per_device_train_batch_size"] == 8
 
 
 @pytest.mark.gpu

@@ -19,9 +19,10 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.evaluation.answers import answer_all, first_questions, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
+from gpt2small_hf.flags import without_flags
 from gpt2small_hf.report.page import Run, as_markdown, as_text, comparison_rows
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
+from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, write_json
 from gpt2small_hf.training.arguments import Arguments, parse_arguments
 from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import rising
@@ -326,6 +327,28 @@ def test_what_was_chosen_is_recorded_and_found_again(place, tmp_path, capsys):
     assert all(torch.equal(kept[name], tensor) for name, tensor in weights(run).items())
     with pytest.raises(UsageError, match="rows a step: 2 -> 4"):
         train(of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--per_device_train_batch_size", "4"))
+
+
+def test_run_resumes_with_the_packing_and_batch_it_started_with(chat_run, place, tmp_path, capsys):
+    """An earlier version may have chosen others for this number of chats, or none."""
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(chat_run.root, run.root)
+    settings = read_json(run.resolved)
+    settings["trainer"] |= {"load_best_model_at_end": True, "metric_for_best_model": "loss", "greater_is_better": False}
+    settings["trainer"] |= {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}  # --find_batch_size
+    write_json(run.resolved, settings)
+    words = chat_words(place, run.root, *OF_CHAT_RUN, "--find_batch_size")
+    words = without_flags(words, {"packing", "per_device_train_batch_size"})
+    capsys.readouterr()
+    run_train(words)
+    said = capsys.readouterr().out
+    assert "--packing best_fit --per_device_train_batch_size 4 --load_best_model_at_end true\n" in said
+    assert "is finished, with these settings" in said
+    with pytest.raises(UsageError, match="packing: best_fit -> padding"):
+        run_train([*words, "--packing", "padding"])
+    args = parse_arguments([*words, "--overwrite"], REPOSITORY / "examples" / "tiny.yaml")
+    gather(args)
+    assert (args.trainer.per_device_train_batch_size, args.trainer.load_best_model_at_end) == (1, False)
 
 
 def test_few_steps_and_few_held_out_chats_are_noted(place, tmp_path, capsys):

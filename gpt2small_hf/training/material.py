@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -31,9 +32,10 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
-from gpt2small_hf.runs import DataFolder, UsageError, sha256
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
 from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
 from gpt2small_hf.training.paths import locate_base
+from gpt2small_hf.training.resume import settings_to_resume
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 STEPS_PER_EPOCH = 10
@@ -66,10 +68,14 @@ class Material:
         return self.rows.n_tokens / len(self.rows) if isinstance(self.rows, ChatDataset) else self.rows.seq_len
 
 
-def gather(args: Arguments) -> Material:
+def gather(args: Arguments, n_processes: int | None = None) -> Material:
     """Find or prepare the data, and know the model.
 
-    Raises: UsageError for anything a user can mend.
+    Args:
+        args: the run's settings; those that depend on the number of chats are filled in.
+        n_processes: that train together; unset, those that were launched.
+
+    Raises: UsageError for anything a user can fix.
     """
     if args.run.lora_rank is not None and importlib.util.find_spec("peft") is None:
         raise UsageError("--lora_rank needs what is not installed: pip install peft")
@@ -80,7 +86,7 @@ def gather(args: Arguments) -> Material:
     if args.chat.chat_data is not None:
         assert base is not None
         assert config is not None
-        material = _chats(args, base, config)
+        material = _chats(args, base, config, n_processes or args.trainer.world_size)
     else:
         material = _text(args, base, config)
     if material.heldout is None and args.trainer.eval_strategy != "no":
@@ -209,7 +215,7 @@ def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> GPT2SmallForCausalLM
 # ---- chats ------------------------------------------------------------------------------------------------------
 
 
-def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
+def _chats(args: Arguments, base: Base, config: GPT2SmallConfig, n_processes: int) -> Material:
     chat = args.chat
     seq_len = _row_length(args, config)
     if chat.max_length is not None and chat.max_length > seq_len:
@@ -238,7 +244,7 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
         for split, found in sets.items()
     }
     rows, heldout = made["train"], made.get("validation")
-    chosen = choose_by_size(args, rows, heldout)
+    chosen = choose_by_size(args, rows, heldout, n_processes)
     show_chats(sets, made)
     if chosen:
         print(f"chosen for {counted(rows.counts.kept, 'conversation')}: {' '.join(as_flags(chosen))}")
@@ -275,32 +281,48 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig) -> Material:
     )
 
 
-def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | None) -> dict[str, Any]:
+def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | None, n_processes: int) -> dict[str, Any]:
     """Set what nobody has set and what depends on the number of chats: packing, batch, which checkpoint is kept.
 
     - Packing and batch are the largest with which an epoch has STEPS_PER_EPOCH steps: 30 short chats, packed, would be
       one step of the usual batch, and a run over before anything is learned.
     - The best checkpoint is kept if CHATS_TO_JUDGE_BY chats or more are held out, else the last.
 
+    A run that resumes keeps what it started with, which another version of this code may have chosen otherwise.
+
     Returns: what was set, by the names of the flags.
     """
     trainer, unset = args.trainer, {"packing", "per_device_train_batch_size", "load_best_model_at_end"} - args.named
     chosen: dict[str, Any] = {}
-    batches_per_step = trainer.gradient_accumulation_steps * trainer.world_size
+    batches_per_step = trainer.gradient_accumulation_steps * n_processes
+    before = settings_to_resume(RunFolder(args.run.output_dir), args)
+    if before is not None and not before.get("chat"):  # the folder has another run, which is refused later
+        before = None
     if "packing" in unset:
-        smallest = 1 if "per_device_train_batch_size" in unset else trainer.per_device_train_batch_size
-        n_packed = len(pack_whole(rows.lengths, rows.seq_len))
-        packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
-        args.run.packing = chosen["packing"] = "best_fit" if packs else "padding"
+        if before is not None:
+            chosen["packing"] = before["run"]["packing"]
+        else:
+            smallest = 1 if "per_device_train_batch_size" in unset else trainer.per_device_train_batch_size
+            n_packed = len(pack_whole(rows.lengths, rows.seq_len))
+            packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
+            chosen["packing"] = "best_fit" if packs else "padding"
+        args.run.packing = chosen["packing"]
         for some in filter(None, (rows, heldout)):
-            some.pack(args.run.packing)
+            some.pack(chosen["packing"])
     if "per_device_train_batch_size" in unset:
-        most = len(rows) // (STEPS_PER_EPOCH * batches_per_step)
-        chosen["per_device_train_batch_size"] = max(1, min(TrainerArguments.per_device_train_batch_size, most))
-        trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"]
+        if before is not None:  # --find_batch_size may have cut its rows a step into other parts
+            parts = ("per_device_train_batch_size", "gradient_accumulation_steps")
+            size = math.prod(before["trainer"][name] for name in parts) * before["device"]["count"] // batches_per_step
+        else:
+            most = len(rows) // (STEPS_PER_EPOCH * batches_per_step)
+            size = min(TrainerArguments.per_device_train_batch_size, most)
+        trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"] = max(1, size)
     if heldout and "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
-        enough = heldout.counts.kept >= CHATS_TO_JUDGE_BY or args.run.early_stopping_patience is not None
-        trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = enough
+        if before is not None:
+            keeps_best = before["trainer"]["load_best_model_at_end"]
+        else:
+            keeps_best = heldout.counts.kept >= CHATS_TO_JUDGE_BY or args.run.early_stopping_patience is not None
+        trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = keeps_best
     return chosen
 
 

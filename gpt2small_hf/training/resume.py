@@ -251,6 +251,18 @@ def is_prepared_text(path: Path) -> bool:
     return path.resolve() == Path("data").resolve()
 
 
+def settings_to_resume(run: RunFolder, args: Arguments) -> dict[str, Any] | None:
+    """Return `resolved.json` of the run that this one resumes or branches from; None if it starts new."""
+    if run.resolved.exists() and not args.run.overwrite:
+        return read_json(run.resolved)
+    checkpoint = args.run.branch_from
+    if checkpoint is None and args.run.resume not in ("auto", "never"):
+        checkpoint = Path(args.run.resume)
+    if checkpoint is None or not run_of(checkpoint).resolved.exists():
+        return None
+    return read_json(run_of(checkpoint).resolved)
+
+
 def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) -> Path | None:
     """The checkpoint to go on from; None to begin at the first step.
 

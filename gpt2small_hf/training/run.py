@@ -88,6 +88,7 @@ from gpt2small_hf.training.resume import (
     is_prepared_text,
     is_scheduled,
     number_of,
+    settings_to_resume,
     steps_of_branch,
     where_to_begin,
     whole_checkpoints,
@@ -208,9 +209,10 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         model._keys_to_ignore_on_save = {"lm_head.weight"}
     branching = checkpoint is not None and checkpoint == args.run.branch_from
     if args.run.find_batch_size:
-        if checkpoint is not None and not branching:  # as it was found when the run began
+        before = settings_to_resume(run, args)
+        if before is not None and checkpoint is not None and not branching:  # as it was found when the run began
             for name in FOUND:
-                setattr(args.trainer, name, read_json(run.resolved)["trainer"][name])
+                setattr(args.trainer, name, before["trainer"][name])
         else:
             print(trials_table(find_batch_size(model, args.trainer, rows.seq_len), args.trainer))
         settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
