@@ -78,7 +78,7 @@ def test_the_page_shows_how_text_became_coherent(run, capsys):
 
 def test_without_samples_the_page_shows_what_the_finished_model_writes(run):
     run.samples.unlink(missing_ok=True)
-    (ladder,) = ladders(Run(run))
+    (ladder,) = ladders(Run(run).samples, Run(run).metrics)
     assert ladder.prompt == "Once the fox"
     assert [line[0] for line in ladder.rows] == ["20"]
 

@@ -26,7 +26,7 @@ from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, writ
 from gpt2small_hf.training.arguments import Arguments, parse_arguments
 from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import rising
-from gpt2small_hf.training.run import train
+from gpt2small_hf.training.run import default_prompts, train
 
 
 @pytest.fixture(scope="module")
@@ -680,6 +680,9 @@ def test_prompts_default_to_the_first_held_out_questions(place):
     at = words.index("--prompts")
     run = run_train([*words[:at], *words[at + 2 :]])
     heldout = gather(parsed(place)).heldout.chats
-    assert read_json(run.resolved)["run"]["prompts"] == first_questions(heldout)
+    resolved = read_json(run.resolved)
+    assert (resolved["run"]["prompts"], resolved["prompts_from"]) == (first_questions(heldout), "held-out chats")
     assert {row["prompt"] for row in read_jsonl(run.samples)} == set(first_questions(heldout))
     assert first_questions(heldout)[0] == heldout[0].messages[0]["content"]
+    rows = gather(parsed(place)).rows
+    assert default_prompts(rows, None) == (first_questions(rows.chats), "training chats")

@@ -965,11 +965,11 @@ def test_the_name_of_a_repository_is_shown_as_it_is(name, cards):
         *("é", "日本", "\U0001f600 \U0001f468\u200d\U0001f469", "{{ x }}", "{x}", "</script>", "&<>", "```", "# a"),
     ],
 )
-def test_code_in_a_card_has_the_prompt_whatever_it_is(cards, text):
-    card = cards["run"]
-    run = Run(card.source.place)
-    run.resolved = {**run.resolved, "run": {**run.resolved["run"], "prompts": [text]}}
-    codes = replace(card, text=render(replace(card.source, run=run), card.folder, card.publication)).codes("python")
+def test_code_in_a_card_has_the_prompt_whatever_it_is(cards, text, tmp_path):
+    card, folder = cards["run"], tmp_path / "staged"
+    shutil.copytree(card.folder, folder)
+    change(folder / "resolved.json", run={"prompts": [text]})
+    codes = replace(card, text=render(card.source, folder, card.publication)).codes("python")
     for code in codes:
         assert text in [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
 

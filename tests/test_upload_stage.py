@@ -21,8 +21,23 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
-from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, sha256, whole, write_json
-from upload.privacy import SECRETS, check_secrets, scrubbed
+from gpt2small_hf.report.page import Run
+from gpt2small_hf.runs import (
+    RunFolder,
+    UsageError,
+    made_by,
+    read_json,
+    read_jsonl,
+    sha256,
+    whole,
+    write_json,
+    write_jsonl,
+)
+from upload.arguments import parse_arguments
+from upload.card import render
+from upload.facts import Publication
+from upload.privacy import SECRETS, chat_questions, check_secrets, scrubbed
+from upload.push import publish
 from upload.source import find
 from upload.stage import CODE, files_of, is_loaded, is_ours, let_others_read, stage, stage_license, stage_native
 
@@ -139,6 +154,61 @@ def test_of_a_chat_run_the_template_is_staged_as_it_is(chat_run, tmp_path, monke
     assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == template
     told = read_json(folder / "resolved.json")["data"]["template"]
     assert told == read_json(chat_run.resolved)["data"]["template"]
+
+
+QUESTION = "What did the fox see?"
+
+
+def named_in(folder: Path) -> set[str]:
+    """The files of a folder that contain the question of `chat_run`."""
+    return {name for name in files_of(folder) if QUESTION.encode() in (folder / name).read_bytes()}
+
+
+@pytest.fixture
+def unprompted(chat_run, tmp_path, monkeypatch) -> RunFolder:
+    """A chat run whose prompt was not given, but is a held-out question of its chats."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(chat_run.root, "runs/chat")
+    run = RunFolder(Path("runs/chat"))
+    assert (read_json(run.resolved)["run"]["prompts"], read_json(run.resolved)["prompts_from"]) == ([QUESTION], "given")
+    change(run.resolved, prompts_from="held-out chats")
+    return run
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_prompts_from_own_chats_are_staged_only_if_asked_for(checkpoint, unprompted):
+    source = find(unprompted.checkpoints / f"checkpoint-{Run(unprompted).step}" if checkpoint else unprompted.root)
+    for more in ({}, {"questions": True}):
+        folder = Path(f"out/{len(more)}")
+        folder.parent.mkdir(exist_ok=True)
+        stage(source, folder, **more)
+        (folder / "README.md").write_text(render(source, folder, Publication("you/chat")), encoding="utf-8")
+        results = set() if checkpoint else {"evaluation/completions.json"}
+        assert named_in(folder) == ({"README.md", "resolved.json", *results} if more else set())
+    change(unprompted.resolved, prompts_from="given")
+    assert chat_questions(Run(unprompted)) == []
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_prompts_of_an_older_run_are_from_its_chats_if_they_were_held_out(asked, unprompted):
+    older = read_json(unprompted.resolved)
+    del older["prompts_from"]
+    write_json(unprompted.resolved, older)
+    answers = read_jsonl(unprompted.answers)
+    answers[-1]["messages"][-1]["content"] = QUESTION if asked else "Another?"
+    others = [answer for answer in answers if answer["messages"][-1]["content"] != QUESTION]
+    write_jsonl(unprompted.answers, [*others, *(answers[-1:] if asked else [])])
+    assert chat_questions(Run(unprompted)) == ([QUESTION] if asked else [])
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_push_names_prompts_from_own_chats_before_it_stages(published, unprompted, capsys):
+    unprompted.published.write_text("broken")  # which ends it after that
+    with pytest.raises(UsageError, match=r"published\.json is broken"):
+        publish(parse_arguments(["runs/chat", "--dry_run", *["--publish_chat_questions"] * published]))
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("included" if published else "left out")
+    assert f'"{QUESTION}"' in line
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from gpt2small_hf.report.page import Ladder, Run, ladders
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
+from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
 from upload.checks import check_sizes, weight_files
@@ -26,6 +27,8 @@ from upload.stage import CHARTS
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""
+QUESTION = "Who are you?"
+"""Of the example in the card of a chat model that has no prompt to publish."""
 MOST_SAMPLES = 3
 MOST_LETTERS = 66
 """Of a text in the ladder."""
@@ -65,7 +68,9 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     chat = (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
     context = config.max_position_embeddings
-    prompts = run.resolved["run"]["prompts"] if run else ["Every effort moves you"]
+    # As it is staged: without prompts that are not to be published.
+    prompts = read_json(folder / "resolved.json")["run"]["prompts"] if run else []
+    prompt = prompts[0] if prompts else QUESTION if chat else PROMPT
     base = _base(run, publication.repo_id)
     return {
         "name": publication.repo_id.split("/")[-1],
@@ -83,8 +88,8 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "code": sorted(path.name for path in folder.glob("*.py")),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
         "chat": chat,
-        "spoken": _spoken(folder, prompts[0]) if chat else None,
-        "prompt": prompts[0],
+        "spoken": _spoken(folder, prompt) if chat else None,
+        "prompt": prompt,
         "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
         "base": base,
         "converted": _converted(source),
@@ -99,8 +104,8 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "worse": worse(source),
         "difference": _difference(run, publication.baseline) if run and publication.baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
-        "samples": _samples(source),
-        "ladder": _ladder(source),
+        "samples": _samples(source, folder, prompts),
+        "ladder": _ladder(source, prompts),
         "data": _data(run),
         "training": _training(run) if run else None,
         "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
@@ -255,13 +260,18 @@ def worse(source: Source) -> str | None:
     return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
 
 
-def _samples(source: Source) -> dict[str, Any] | None:
+def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
+    """What a run wrote on the way; after questions of chats only if they are among `prompts`, which are published."""
+    return [sample for sample in run.samples if not run.chats or sample["prompt"] in prompts]
+
+
+def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any] | None:
     """What it writes after fixed prompts: `completions`, and `settings` of the sampled ones."""
     if source.run is None:
         return None
-    file = source.place.completions
+    file = RunFolder(folder).completions
     if source.is_checkpoint:
-        found = [sample for sample in source.run.samples if sample["step"] == source.step]
+        found = [sample for sample in _saved_samples(source.run, prompts) if sample["step"] == source.step]
     else:
         found = read_json(file)["completions"] if file.is_file() else []
     if not found:
@@ -276,11 +286,14 @@ def _samples(source: Source) -> dict[str, Any] | None:
     }
 
 
-def _ladder(source: Source) -> str | None:
+def _ladder(source: Source, prompts: list[str]) -> str | None:
     """How the text after the first prompt became coherent, up to these weights."""
-    if source.run is None or len({sample["step"] for sample in source.run.samples}) < 2:
+    if source.run is None:
         return None
-    first = ladders(source.run)[0]
+    samples = _saved_samples(source.run, prompts)
+    if len({sample["step"] for sample in samples}) < 2:
+        return None
+    first = ladders(samples, source.run.metrics)[0]
     until = source.run.step if source.step is None else source.step
     kept = [row for row in first.rows if int(row[0].replace(",", "")) <= until]
     if len(kept) < 2:

@@ -1,15 +1,18 @@
-"""What of a run nobody else should read: paths and names of this machine are taken out, secrets are refused."""
+"""What of a run nobody else should read: paths and names of this machine, and questions of its user's chats, are taken
+out; secrets are refused.
+"""
 
 from __future__ import annotations
 
 import getpass
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.report.page import Run
+from gpt2small_hf.runs import UsageError, read_jsonl
 
 SECRETS = {
     "a Hugging Face token": rb"hf_[A-Za-z0-9]{30,}",
@@ -100,6 +103,32 @@ def _names_a_token(key: Any) -> bool:
 
 def _is_template(key: Any, value: Any) -> bool:
     return key == "template" and isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def chat_questions(run: Run | None) -> list[str]:
+    """The prompts of a run that it took from its chats, because none were given; of most runs none.
+
+    Runs of earlier versions do not say where their prompts are from: these are the chats' if one of them is among the
+    held-out questions that the finished model answered.
+    """
+    if run is None or not run.chats:
+        return []
+    prompts: list[str] = run.resolved["run"]["prompts"]
+    if "prompts_from" in run.resolved:
+        return [] if run.resolved["prompts_from"] == "given" else prompts
+    answers = read_jsonl(run.folder.answers) if run.folder.answers.is_file() else []
+    asked = {answer["messages"][-1]["content"] for answer in answers}
+    return prompts if asked & set(prompts) else []
+
+
+def without_prompts(told: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:
+    """A `resolved.json` or `completions.json` without these prompts and what the model wrote after them."""
+    told = dict(told)
+    if "run" in told:
+        told["run"] = {**told["run"], "prompts": [one for one in told["run"]["prompts"] if one not in prompts]}
+    if "completions" in told:
+        told["completions"] = [one for one in told["completions"] if one["prompt"] not in prompts]
+    return told
 
 
 def check_secrets(folder: Path, token: str | None = None) -> None:

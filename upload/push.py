@@ -72,7 +72,7 @@ def publish(args: Namespace) -> dict[str, Any]:
     from gpt2small_hf.runs import UsageError, writing_alone
     from upload.facts import worse
     from upload.hub import token_in_use
-    from upload.privacy import check_words
+    from upload.privacy import chat_questions, check_words
     from upload.source import find
 
     if not args.dry_run:
@@ -85,6 +85,8 @@ def publish(args: Namespace) -> dict[str, Any]:
         say("found", f"{source.label} in {source.model}")
     if not args.allow_worse_than_base and (warning := worse(source)):
         raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
+    if questions := chat_questions(source.run):
+        say_questions(questions, published=args.publish_chat_questions)
     before = read_published(source.place.published)
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
@@ -214,7 +216,7 @@ def prepare(args: Namespace, one: Plan) -> None:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
         else:
-            stage.stage(one.source, folder, new_code=args.code_only)
+            stage.stage(one.source, folder, new_code=args.code_only, questions=args.publish_chat_questions)
         stage.stage_license(folder, args.license, native=native)
         if one.revision == "main" or not args.all_checkpoints:
             loaded = card.fingerprint(stage.files_of(folder))
@@ -461,6 +463,17 @@ def is_the_model(record: dict[str, Any]) -> bool:
 def say(word: str, line: str) -> None:
     """One step, done."""
     print(f"{word:<10}{line}", flush=True)
+
+
+def say_questions(questions: list[str], *, published: bool) -> None:
+    """Print which questions of the run's chats are published, or left out."""
+    from gpt2small_hf.report.tables import one_line
+
+    named = ", ".join(f'"{one_line(question, 60)}"' for question in questions)
+    if published:
+        say("included", f"prompts from the run's chats, with the model's answers: {named}")
+    else:
+        say("left out", f"prompts from the run's chats: {named} (--publish_chat_questions publishes them)")
 
 
 def waiting(line: str) -> None:

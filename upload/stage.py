@@ -29,7 +29,7 @@ from upload.checks import (
     code_files,
     weight_files,
 )
-from upload.privacy import scrubbed
+from upload.privacy import chat_questions, scrubbed, without_prompts
 from upload.source import Source
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -53,10 +53,11 @@ Files = dict[str, dict[str, Any]]
 """Path in the repository → `size` in bytes and `sha256`."""
 
 
-def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
+def stage(source: Source, folder: Path, *, new_code: bool = False, questions: bool = False) -> None:
     """Put what a stranger needs, and what shows how it came to be, into an empty `folder`. README.md is not made here.
 
-    `new_code` takes the model's code from this checkout, not from beside the weights.
+    `new_code` takes the model's code from this checkout, not from beside the weights. `questions` keeps the
+    prompts that the run took from its chats.
 
     Raises: UsageError for a link out of the run, pickled files, files that are missing, code that a stranger cannot
         run, weights that are not finite or not those that were measured, and a tokenizer of another model.
@@ -77,10 +78,8 @@ def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
     settings["use_cache"] = True  # a checkpoint says false: it is saved while the Trainer has turned it off
     write(folder / "config.json", settings)
     write(folder / "generation_config.json", generation(source.model, settings))
-    if source.run is not None and not source.is_checkpoint:
-        _results(source, folder)
-    elif source.run is not None:
-        write(folder / "resolved.json", scrubbed(source.run.resolved))
+    if source.run is not None:
+        _results(source, folder, [] if questions else chat_questions(source.run))
 
     check_nothing_empty(source, folder)
     check_code(folder)
@@ -90,12 +89,12 @@ def stage(source: Source, folder: Path, *, new_code: bool = False) -> None:
     check_finite(folder)
 
 
-def _results(source: Source, folder: Path) -> None:
-    for name in RESULTS:
+def _results(source: Source, folder: Path, questions: list[str]) -> None:
+    for name in RESULTS[:1] if source.is_checkpoint else RESULTS:
         path = source.root / name
         if path.is_file():
-            write(folder / name, scrubbed(read_json(path)))
-    for name in CHARTS:
+            write(folder / name, scrubbed(without_prompts(read_json(path), questions)))
+    for name in [] if source.is_checkpoint else CHARTS:
         path = source.place.chart(name)
         if path.is_file():
             (folder / "charts").mkdir(exist_ok=True)

@@ -222,12 +222,12 @@ class Ladder:
         return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
 
 
-def ladders(run: Run) -> list[Ladder]:
-    """One ladder a prompt, from what the run wrote at its saves."""
+def ladders(samples: Rows, metrics: Rows) -> list[Ladder]:
+    """One ladder a prompt, from what a run wrote at its saves and what it logged."""
     by_prompt: dict[str, dict[int, str]] = {}
-    for sample in run.samples:
+    for sample in samples:
         by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample["sampled"]
-    held = [(row["step"], row["eval_loss"]) for row in run.metrics if row.get("eval_loss") is not None]
+    held = [(row["step"], row["eval_loss"]) for row in metrics if row.get("eval_loss") is not None]
     return [
         Ladder(
             one_line(prompt),
@@ -313,7 +313,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         cells = [[row["messages"][-1]["content"], row["answer"] + ("" if row["ended"] else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
-    for ladder in ladders(run):
+    for ladder in ladders(run.samples, run.metrics):
         parts.append(f"Sampled after: {escaped(ladder.prompt)}")
         parts.append(fenced(ladder.table()))
     if not run.samples:
@@ -336,7 +336,7 @@ def as_text(run: Run) -> str:
         parts.append(answers_line(run.heldout) or "")
     lines = [evaluations(run) or "", *troubles(run)]
     parts.append("\n".join(line for line in lines if line))
-    parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run)]
+    parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run.samples, run.metrics)]
     return "\n\n".join(part for part in parts if part)
 
 

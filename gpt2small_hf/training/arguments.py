@@ -204,7 +204,7 @@ class RunArguments:
         default=None,
         metadata={
             "help": "Texts that the model continues, or in chat runs answers, greedily and sampled. Default: "
-            f"{PROMPT!r}; in chat runs the first held-out questions."
+            f"{PROMPT!r}; in chat runs the first held-out questions, which upload/push.py leaves out."
         },
     )
     sample_all_checkpoints: bool = field(

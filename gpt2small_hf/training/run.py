@@ -26,7 +26,7 @@ from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.show import as_text
+from gpt2small_hf.data.show import Rows, as_text
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
@@ -171,9 +171,9 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     material = gather(args)
     rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
     chats = isinstance(rows, ChatDataset)
+    prompts_from = "given"
     if args.run.prompts is None:
-        asked = heldout if isinstance(heldout, ChatDataset) else rows  # nothing may be held out
-        args.run.prompts = first_questions(asked.chats) if isinstance(asked, ChatDataset) else [PROMPT]
+        args.run.prompts, prompts_from = default_prompts(rows, heldout)
     if args.trainer.n_gpu > 1:
         raise UsageError(
             f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch train.py …), "
@@ -193,7 +193,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         args.trainer.warmup_steps = 0  # it is over, whatever share of the new length it was said to be
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
-    settings = resolve(args, material, described, rows_per_step)
+    settings = resolve(args, material, described, rows_per_step, prompts_from)
     first = args.trainer.process_index == 0
     checkpoint = None
     if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
@@ -382,11 +382,23 @@ def count_parameters(model: Any) -> str:
     return f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters trained"
 
 
-def resolve(args: Arguments, material: Material, model: dict[str, Any], rows_per_step: int) -> dict[str, Any]:
+def default_prompts(rows: Rows, heldout: Rows | None) -> tuple[list[str], str]:
+    """The prompts of a run that was given none, and where they are from, which decides whether they are published."""
+    if isinstance(heldout, ChatDataset):
+        return first_questions(heldout.chats), "held-out chats"
+    if isinstance(rows, ChatDataset):  # nothing is held out
+        return first_questions(rows.chats), "training chats"
+    return [PROMPT], "default"
+
+
+def resolve(
+    args: Arguments, material: Material, model: dict[str, Any], rows_per_step: int, prompts_from: str
+) -> dict[str, Any]:
     """Every value in force, as `resolved.json` has it."""
     device = args.trainer.device
     values = {
         "run": {name: _plain(value) for name, value in vars(args.run).items()},
+        "prompts_from": prompts_from,
         "chat": {name: _plain(value) for name, value in vars(args.chat).items()} if args.chat.chat_data else None,
         "data": material.data,
         "base": material.base,
