@@ -23,7 +23,7 @@ from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha2
 from gpt2small_hf.training.budget import flops_per_token
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
 from upload.checks import check_sizes
-from upload.facts import Publication, about, loss_then, plural, training_seconds
+from upload.facts import Publication, about, loss_then, plural, training_seconds, worse
 from upload.source import Source, find
 from upload.stage import files_of, stage, stage_license, stage_native
 
@@ -346,6 +346,19 @@ def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_resul
     assert card.table("parameters")
     assert "model-index" not in card.metadata
     assert loss_then(cards["run"].source) is None
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_checkpoint_with_few_held_out_chats_is_worse_only_from_twice_the_loss_on(finished, chat_run, tmp_path):
+    shutil.copytree(chat_run.root, tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    if not finished:
+        run.heldout.unlink()
+    rows = read_jsonl(run.metrics)
+    for factor, is_worse in ((1.5, False), (2.5, True)):
+        changed = [row | {"eval_loss": factor * rows[0]["eval_loss"]} if "eval_loss" in row else row for row in rows]
+        write_jsonl(run.metrics, [rows[0], *changed[1:]])
+        assert (worse(find(run.checkpoints / f"checkpoint-{Run(run).step}")) is not None) == is_worse
 
 
 def test_of_an_unfinished_run_the_card_is_that_of_its_checkpoint(cards):

@@ -256,7 +256,8 @@ def worse(source: Source) -> str | None:
         return None if run is None or run.heldout is None else worse_line(run.heldout)
     then = loss_then(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
-    rows = run.heldout.get("rows", {}) if run.heldout else {}
+    chats = run.resolved["data"].get("validation")  # counts, of a run on chats that holds some out
+    rows = {"conversations": chats["conversations"] - chats["too_long"] - chats["nothing_to_learn"]} if chats else {}
     return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
 
 
