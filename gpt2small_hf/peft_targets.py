@@ -14,6 +14,8 @@ from types import ModuleType
 
 CONSTANTS = "peft.utils.constants"
 MODEL_TYPE, SAME_NAMES = "gpt2small", "llama"
+LORA_TARGETS = ("q_proj", "v_proj")
+"""What `LoraConfig()` adapts, and what the model card tells users without this package to name."""
 
 
 def register() -> None:

@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
+from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
@@ -260,6 +261,12 @@ def test_the_code_of_a_card_is_python_that_names_repository_and_revision(variant
             assert card.publication.repo_id in (words.get("model"), *named)
             assert words.get("revision") == card.publication.pin
             assert words.get("trust_remote_code", False) is not card.publication.native
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_card_of_our_architecture_names_the_layers_for_lora(variant, cards):
+    named = re.findall(r"LoraConfig\(target_modules=(\[.*?\])\)", cards[variant].prose)
+    assert [ast.literal_eval(names) for names in named] == ([] if variant == "native" else [list(LORA_TARGETS)])
 
 
 def test_the_same_files_give_the_same_card(cards):

@@ -13,6 +13,7 @@ from typing import Any
 from safetensors import safe_open
 
 from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import Ladder, Run, ladders
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
@@ -85,6 +86,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "sizes": {"total": counted.total, "non_embedding": counted.non_embedding, "about": about(counted.total)},
         "dtype": _dtype(folder),
         "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],
+        "lora_targets": None if publication.native else LORA_TARGETS,  # PEFT knows transformers' own GPT-2
         "code": sorted(path.name for path in folder.glob("*.py")),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
         "chat": chat,

@@ -12,6 +12,7 @@ from conftest import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compat.published import conversations
+from gpt2small_hf.peft_targets import LORA_TARGETS
 
 peft = pytest.importorskip("peft")
 
@@ -72,7 +73,7 @@ print(sorted(adapted.peft_config["default"].target_modules))
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    expected = ["q_proj", "v_proj"] if "Lora" in settings else ["down_proj", "k_proj", "v_proj"]
+    expected = list(LORA_TARGETS) if "Lora" in settings else ["down_proj", "k_proj", "v_proj"]
     assert done.stdout.splitlines()[-1] == str(expected)
 
 
