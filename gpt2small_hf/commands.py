@@ -5,6 +5,7 @@ What a command does is in a module of its own, which is imported once its flags 
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
@@ -198,8 +199,15 @@ def sweep(words: list[str]) -> None:
     from gpt2small_hf.training.paths import check_paths
 
     recipes = find_recipes(where.FOLDER)
-    for path in [] if args.table_only else recipes.values():
-        check_paths(read_arguments([str(path)], path))
+    for name in args.only:
+        if name not in recipes:
+            near = difflib.get_close_matches(name, recipes, 1)
+            raise UsageError(
+                f"{where.FOLDER} has no recipe {name}.yaml." + (f" Did you mean {near[0]}?" if near else "")
+            )
+    for name, path in recipes.items():
+        if not args.table_only and (not args.only or name in (BASELINE, *args.only)):
+            check_paths(read_arguments([str(path)], path))
     from gpt2small_hf.sweep import sweep
 
     sweep(where.FOLDER, args)

@@ -5,7 +5,6 @@ Each run is train.py's, in a process of its own. Statistics, table and chart are
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import signal
@@ -26,7 +25,7 @@ from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, U
 from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
 from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.material import check_sizes, find_data, gather
-from gpt2small_hf.training.resume import MAY_CHANGE, MAY_CHANGE_ALL
+from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
 
 if TYPE_CHECKING:
     from gpt2small_hf.commands import SweepArguments
@@ -67,12 +66,6 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
         return
     if not TRAIN.is_file():
         raise UsageError(f"{TRAIN} is not there: runs are train.py's, which is in a checkout beside the package.")
-    for name in args.only:
-        if name not in recipes:
-            near = difflib.get_close_matches(name, recipes, 1)
-            raise UsageError(
-                f"{recipes_dir} has no recipe {name}.yaml." + (f" Did you mean {near[0]}?" if near else "")
-            )
     jobs = [job for job in plan(recipes, args, folder) if not args.only or job.recipe.stem in args.only]
     folder.root.mkdir(parents=True, exist_ok=True)
     with alone(folder, plan(recipes, args, folder)):
@@ -162,21 +155,20 @@ def has_changed(job: Job, fingerprint: str) -> bool:
         return False
     resolved = read_json(job.folder.resolved)
     then = (resolved["run"]["init_seed"], resolved["trainer"]["seed"], resolved["trainer"]["data_seed"])
+    # train.py compares the rows of a step, and the weights that it starts from, where these have only names.
+    ignored = may_change(resolved) - PARTS_OF_A_STEP - {"init_from"}
     return (
         then != (job.init_seed, job.seed, job.seed)
         or resolved["data"]["fingerprint"] != fingerprint
-        or what_counts(job.folder.recipe) != what_counts(job.recipe)
+        or what_counts(job.folder.recipe, ignored) != what_counts(job.recipe, ignored)
     )
 
 
-def what_counts(recipe: Path) -> dict[str, object]:
-    """The settings of a recipe that decide what is learned."""
+def what_counts(recipe: Path, ignored: set[str]) -> dict[str, object]:
+    """The settings of a recipe that decide what is learned or kept: all but those that a resumed run may change."""
     settings = read_recipe(recipe, ALTERNATIVES)
     return {
-        name: value
-        for name, value in settings.items()
-        if name not in MAY_CHANGE - {"per_device_train_batch_size", "gradient_accumulation_steps", "init_from"}
-        and not name.startswith(MAY_CHANGE_ALL)
+        name: value for name, value in settings.items() if name not in ignored and not name.startswith(MAY_CHANGE_ALL)
     }
 
 

@@ -50,6 +50,7 @@ MISTAKES = {
     "-m gpt2small_hf plan --n_devices x": "'x' is not a whole number",
     "-m gpt2small_hf sweep --help": None,
     "-m gpt2small_hf sweep absent": "absent has no baseline.yaml",
+    "-m gpt2small_hf sweep ladder --only baselin": "Did you mean baseline?",
     "-m gpt2small_hf sweep ladder": "Did you mean learning_rate?",
     "-m gpt2small_hf report --help": None,
     "-m gpt2small_hf report absent": "absent is not a run folder",

@@ -129,12 +129,15 @@ def test_done_again_it_passes_over_what_is_done_and_refuses_what_was_changed(swe
     before, words = finished(place), ["ladder", "--seeds", "2"]
     hot = place / "ladder" / "hot.yaml"
     was = hot.read_text()
-    # Neither comments nor how often is logged decide what is learned.
-    hot.write_text(was.replace("# Shows:   a", "# Shows:   some") + "logging_steps: 4\n")
+    # Neither comments nor how often is logged or saved decide what is learned, as train.py sees it on resume.
+    hot.write_text(was.replace("# Shows:   a", "# Shows:   some") + "logging_steps: 4\nsave_steps: 2\n")
     main(words)
     assert "6 runs of 2 recipes, 0 of them to do" in capfd.readouterr().out
     assert finished(place) == before
 
+    hot.write_text(was + "eval_strategy: epoch\n")  # with dropout, an evaluation changes what is drawn
+    with pytest.raises(UsageError, match="with another recipe or text than now: hot-i1-t1, hot-i2-t2"):
+        main(words)
     hot.write_text(was.replace("0.03", "0.02"))
     with pytest.raises(
         UsageError, match=r"with another recipe or text than now: hot-i1-t1, hot-i2-t2\. Do these again"
@@ -239,6 +242,10 @@ def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_
     (recipes / "hot.yaml").write_text("extends: baseline.yaml\nlerning_rate: 16\n")
     with pytest.raises(UsageError, match="Did you mean learning_rate"):
         main([str(recipes)])
+    (recipes / "hot.yaml").rename(recipes / "other.yaml")  # --only looks at the recipes it names, and the baseline
+    (recipes / "hot.yaml").write_text("extends: baseline.yaml\nseq_len: 16\n")
+    with pytest.raises(UsageError, match=r"hot\.yaml is measured on other held-out rows"):
+        main([str(recipes), "--only", "hot"])
     assert not list((tmp_path / "runs").glob("*/*-i*"))
 
 
