@@ -130,7 +130,7 @@ def plan(words: list[str]) -> None:
 
     args, planned = read_with(
         words,
-        TINY,
+        TINY if TINY.is_file() else None,  # a wheel has no examples
         prog="python -m gpt2small_hf plan",
         purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
         more=(PlanArguments,),

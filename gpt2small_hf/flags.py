@@ -139,7 +139,9 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     try:
         recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
-        raise UsageError(f"Cannot read the recipe {path} ({error.strerror}). Recipes lie in examples/.") from None
+        raise UsageError(
+            f"Cannot read the recipe {path} ({error.strerror}). Check the spelling; the working folder is {Path.cwd()}."
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if recipe is None:

@@ -433,7 +433,7 @@ def complete(args: Arguments, *, any_precision: bool = False) -> Arguments:
 
 def read_with(
     words: list[str],
-    default_recipe: Path,
+    default_recipe: Path | None,
     *,
     prog: str,
     purpose: str,
@@ -441,8 +441,10 @@ def read_with(
 ) -> tuple[Any, ...]:
     """Read a recipe and flags for a command that also takes the dataclasses `more`.
 
-    Returns: the `Arguments` of `read_arguments`, then an instance of each of `more`. Raises: as `parse_arguments`.
+    Returns: the `Arguments` of `read_arguments`, then an instance of each of `more`.
+    Raises:  as `parse_arguments`; UsageError if no recipe is named and there is no `default_recipe`.
     """
+    default = f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}." if default_recipe else ""
     parser = FlagParser(
         *more,
         RunArguments,
@@ -451,9 +453,8 @@ def read_with(
         ModelArguments,
         TrainerSettings,
         prog=prog,
-        usage=f"{prog} [recipe.yaml] [--flag value …]",
-        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. "
-        f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
+        usage=f"{prog} {'[recipe.yaml]' if default_recipe else 'recipe.yaml'} [--flag value …]",
+        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. {default}",
     )
     for action in parser._actions:
         if action.dest in _NOT_FOR_RUNS:
@@ -462,6 +463,9 @@ def read_with(
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):
         recipe_path, words = Path(words[0]), words[1:]
+    if recipe_path is None:
+        parser.fill(words)  # answers --help and a mistyped flag
+        raise UsageError(f"name a recipe: {prog} recipe.yaml. The project's examples/ are not part of the package.")
     recipe = beside(recipe_path, read_recipe(recipe_path, ALTERNATIVES))
     for key in recipe:
         parser.require(key, where=f"{recipe_path}: ")
