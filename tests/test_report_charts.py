@@ -175,6 +175,14 @@ def test_the_first_interval_is_in_the_charts_of_norms_and_speed(first):
         assert area.x0 == first - 25
 
 
+def test_a_spike_in_the_first_interval_is_marked_once():
+    first = training_row(25, 3.0, grad_norm_max=40.0, tokens_per_second=1e6)
+    rows = [first, *(training_row(step, 3.0) for step in range(50, 1001, 25))]
+    for figure in (grad_norm_figure(rows), throughput_figure(rows)):
+        (mark,) = [line for line in figure.axes[0].lines if str(line.get_label()).startswith("higher")]
+        assert mark.get_xdata().tolist() == [25]
+
+
 def test_norms_of_many_sizes_get_a_logarithmic_axis():
     rows = [training_row(step, 3.0, grad_norm_mean=0.1, grad_norm_max=10.0 ** (step % 4)) for step in range(1, 101)]
     assert grad_norm_figure(rows).axes[0].get_yscale() == "log"

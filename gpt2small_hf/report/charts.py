@@ -233,7 +233,7 @@ def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
         else:
             top = 1.05 * max(robust_top(shown), clip or 0) or 1
             axes.set_ylim(0, top)
-        _mark_above(axes, line.steps, line.high, top)
+        _mark_above(axes, steps, high, top)
     if clip:
         axes.axhline(clip, color=LIMIT, linewidth=1.2, linestyle="--", label=f"clipped to {clip:g}", zorder=2.5)
     # One norm that is not finite is left out of the mean, so the last step's and the counts tell of it.
@@ -282,7 +282,7 @@ def throughput_figure(rows: Rows) -> Figure | None:
     _plot(axes, line, f"tokens/s, median {usual:,.0f}")
     top = 1.1 * robust_top(speed) or 1
     axes.set_ylim(0, top)
-    _mark_above(axes, line.steps, line.high, top)
+    _mark_above(axes, steps, speed, top)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set_ylabel("tokens per second")
     if np.isfinite(mfu).any():
