@@ -129,7 +129,16 @@ def tiny_words(place: Path, output_dir: Path) -> list[str]:
         *("--max_position_embeddings", "32", "--hidden_size", "16", "--num_hidden_layers", "2"),
         *("--num_attention_heads", "2", "--per_device_train_batch_size", "4", "--max_steps", "20"),
         *("--learning_rate", "0.01", "--warmup_steps", "2", "--logging_steps", "5", "--save_steps", "10"),
-        *("--eval_strategy", "steps", "--eval_steps", "10", "--use_cpu", "--prompts", "Once the fox"),
+        *(
+            "--eval_strategy",
+            "steps",
+            "--eval_steps",
+            "10",
+            "--use_cpu",
+            "--prompts",
+            "Once the fox",
+            "--sample_all_checkpoints",
+        ),
     ]
 
 
@@ -204,7 +213,15 @@ def chat_words(place: Path, output_dir: Path, *more: str) -> list[str]:
         str(place / "chat.yaml"),
         *("--init_from", str(place / "base"), "--chat_data", str(place / "chats.jsonl")),
         *("--max_position_embeddings", str(CHAT_CONTEXT), "--validation_fraction", "0.2"),
-        *("--packing", "best_fit", "--per_device_train_batch_size", "4", "--num_train_epochs", "3"),
+        *(
+            "--packing",
+            "best_fit",
+            "--sample_all_checkpoints",
+            "--per_device_train_batch_size",
+            "4",
+            "--num_train_epochs",
+            "3",
+        ),
         *(
             "--learning_rate",
             "0.01",

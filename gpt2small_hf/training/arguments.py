@@ -210,8 +210,8 @@ class RunArguments:
     sample_all_checkpoints: bool = field(
         default=False,
         metadata={
-            "help": "Write samples of the prompts at every checkpoint. Default: before the first step and at about ten "
-            "checkpoints, evenly spaced."
+            "help": "Write samples of the prompts at every checkpoint. Default: before the first step, after the last, "
+            "and between them at up to ten checkpoints that are 100 steps or more apart."
         },
     )
 

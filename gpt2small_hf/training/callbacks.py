@@ -35,11 +35,12 @@ from gpt2small_hf.runs import RunFolder, RunInterruptedError, append_jsonl, read
 from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
-SECONDS_BETWEEN_CHARTS = 30
+SECONDS_BETWEEN_CHARTS = 60
 SECONDS_OF_PACE = 30
 STEPS_OF_WARM_UP = 3
 """The first steps allocate and compile: speed is measured after them."""
 MOST_SAMPLES = 10
+STEPS_BETWEEN_SAMPLES = 100
 CHARACTERS_OF_SAMPLE = 60
 
 
@@ -73,7 +74,7 @@ class MetricsLog(TrainerCallback):
 
 
 class Samples(TrainerCallback):
-    """Append completions of the prompts to `samples.jsonl`: before the first step, and at about ten checkpoints."""
+    """Append completions of the prompts to `samples.jsonl`: before the first step, and at up to ten checkpoints."""
 
     def __init__(
         self,
@@ -132,10 +133,12 @@ class Samples(TrainerCallback):
 
 
 def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool = False) -> bool:
-    """Whether a checkpoint of this step gets samples: step 0 does, and of the scheduled checkpoints ten or `every` one.
+    """Whether a checkpoint of this step gets samples.
 
-    It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples of one that was
-    not interrupted. A checkpoint that a signal asked for is not on the schedule.
+    Step 0 and the last one do, and with `every` all scheduled checkpoints; without it, up to ten of them that are about
+    100 steps apart or more, because samples of a small model take as long as ten of its steps. It depends on the step
+    alone, not on time or on earlier checkpoints: a resumed run has the samples of one that was not interrupted. A
+    checkpoint that a signal asked for is not on the schedule.
     """
     if state.global_step in (0, state.max_steps):
         return True
@@ -148,7 +151,8 @@ def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool
     nearest = round(number)
     if strategy == "no" or abs(number - nearest) > 1e-6:
         return False
-    return every or nearest * MOST_SAMPLES // total > (nearest - 1) * MOST_SAMPLES // total
+    count = min(MOST_SAMPLES, state.max_steps // STEPS_BETWEEN_SAMPLES)
+    return every or nearest * count // total > (nearest - 1) * count // total
 
 
 def whole_model(model: nn.Module) -> Any:
@@ -166,7 +170,7 @@ def whole_model(model: nn.Module) -> Any:
 
 
 class Charts(TrainerCallback):
-    """Draw the run's charts at a checkpoint, unless they were drawn less than 30 seconds ago."""
+    """Draw the run's charts at a checkpoint, unless they were drawn less than a minute ago."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
