@@ -139,14 +139,12 @@ def test_a_chat_run_takes_the_planned_steps(words, chat_place, tmp_path, capsys)
 
 
 def test_several_devices_are_planned_with_the_batch_that_they_train_with(chat_place, tmp_path, capsys):
-    """Ten steps an epoch or more: 26 chats, or the 11 rows that they are packed into."""
+    """The choice gives an epoch ten steps or more, on any number of devices."""
     words = chat_words(chat_place, tmp_path / "run", "--num_train_epochs", "1")
     words = without_flags(words, {"packing", "per_device_train_batch_size"})
     capsys.readouterr()
-    for more, packing, steps in ([], "best_fit", "11"), (["--n_devices", "2"], "padding", "13"):
-        said = planned([*words, *more], capsys)
-        assert said["steps"][0] == steps
-        assert packing in said["chosen"]
+    for more in ([], ["--n_devices", "2"]):
+        assert int(planned([*words, *more], capsys)["steps"][0]) >= 10
 
 
 def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tmp_path, capsys):
