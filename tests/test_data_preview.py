@@ -396,6 +396,22 @@ def test_chats_are_shown_with_what_was_recognised(preview: Callable[..., str], c
     assert share == f"{100 * int(n_learned) / int(n_tokens):.1f}"
 
 
+def test_conversations_that_do_not_fit_are_counted_with_the_flag_that_keeps_them(
+    preview: Callable[..., str], chats: str, tmp_path: Path
+):
+    tokenizer = tokenizer_of()
+    tokenizer.model_max_length = 64
+    tokenizer.save_pretrained(tmp_path / "words")
+    lost = facts(preview(chats, "--tokenizer", tmp_path / "words"))["too long"]
+    assert re.match(r"[12] of 3 conversations have more than 64 tokens \(the context of .*words\): ", lost)
+    assert "--max_position_embeddings" in lost
+    kept = preview(chats, "--tokenizer", tmp_path / "words", *re.search(r"--seq_len \d+", lost)[0].split())
+    assert "too long" not in facts(kept)
+    lost = facts(preview(chats, "--tokenizer", tmp_path / "words", "--max_length", "60"))["too long"]
+    flags = re.search(r"keep all: (.*)", lost)[1].split()
+    assert "too long" not in facts(preview(chats, "--tokenizer", tmp_path / "words", *flags))
+
+
 def test_the_next_command_has_the_settings_that_were_looked_at(preview: Callable[..., str], chats: str):
     flags = ["--loss_on", "last", "--template", "llama2", "--add_special_tokens", "--seq_len", "200"]
     shown = preview(chats, f"{chats}[:1]", *flags, "--packing", "best_fit")

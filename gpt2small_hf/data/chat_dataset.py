@@ -104,6 +104,8 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.removed: list[int] = []
         """How many turns of each did not fit."""
         self.encoded: list[Encoded] = []
+        self.longest = 0
+        """Tokens of the longest conversation, before any turn was removed."""
         console = Console(stderr=True)
         few = len(conversations) <= BATCH or not console.is_terminal
         for start in track(
@@ -149,6 +151,7 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: Encoded, limit: int, overlong: str
     ) -> None:
         removed = 0
+        self.longest = max(self.longest, len(encoded.input_ids))
         if len(encoded.input_ids) > limit and overlong == "keep_end":
             shorter = _shortened(tokenizer, chat.messages, limit)
             if shorter is not None:

@@ -159,6 +159,8 @@ def _open_chats(
         ("template", f"{said}; an answer ends with {' or '.join(stop_tokens(tokenizer))}"),
         ("tokenizer", words),
     ]
+    if rows.counts.too_long or rows.counts.shortened:
+        facts.append(("too long", _lost(rows, args, chat)))
     if new:
         facts.append(("new tokens", " ".join(new)))
     is_model = place is not None and (Path(place) / "config.json").is_file()
@@ -167,6 +169,23 @@ def _open_chats(
     # The recipe has a context of its own; what was shown is this one.
     given |= {"max_position_embeddings": seq_len if place else args.seq_len, "packing": args.packing}
     return rows, tokenizer, facts, shlex.join(["python", "train.py", "examples/chat.yaml", *as_flags(given)])
+
+
+def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags) -> str:
+    """How many conversations do not fit, why, and which settings keep them."""
+    counts, limit = rows.counts, chat.max_length or rows.seq_len
+    longest = rows.longest
+    if chat.max_length is not None:
+        why, flags = "--max_length", f"--max_length {longest}" + f" --seq_len {longest}" * (longest > rows.seq_len)
+    else:
+        why = "--seq_len" if args.seq_len else f"the context of {args.tokenizer}" if args.tokenizer else "the default"
+        flags = f"--seq_len {longest}; when training, --max_position_embeddings {longest} and no shorter --seq_len"
+    became = [f"{counts.too_long:,} left out"] * (counts.too_long > 0)
+    became += [f"{counts.shortened:,} without their first turns"] * (counts.shortened > 0)
+    return (
+        f"{counts.too_long + counts.shortened:,} of {counts.conversations:,} conversations have more than {limit:,} "
+        f"tokens ({why}): {', '.join(became)}. The longest has {longest:,}; to keep all: {flags}"
+    )
 
 
 def find_tokenizer(name: str) -> str:
