@@ -245,6 +245,13 @@ def whole(path: Path, *, flush: bool = True) -> Iterator[Path]:
         put_in_place(temporary, path)
         if flush:
             sync(path.parent, contents=False)
+    except Exception as error:
+        if not disk_is_full(error):
+            raise
+        # The error of a write does not name its file, and those of other libraries are of no common class.
+        number = error.errno if isinstance(error, OSError) else errno.ENOSPC
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise OSError(number, reason, str(path)) from error
     finally:
         remove(temporary)
 
@@ -443,8 +450,12 @@ def read_json(path: Path) -> Any:
 def append_jsonl(path: Path, value: dict[str, Any]) -> None:
     """Add one line to a JSON Lines file; non-finite numbers become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(finite(value), allow_nan=False, ensure_ascii=False) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite(value), allow_nan=False, ensure_ascii=False) + "\n")
+    except OSError as error:
+        error.filename = error.filename or str(path)  # that of a write does not name its file
+        raise
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """The run folder: one training at a time, any empty folder, and no moment at which a kill blocks or loses a run."""
 
 import importlib
+import json
 import multiprocessing
 import os
 import shutil
@@ -8,16 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+import safetensors.torch
+import tokenizers
 import torch
-from conftest import REPOSITORY, run_train, tiny_words
+from conftest import REPOSITORY, chats, run_train, tiny_words
 from test_training_resume import die_at_call
 
-from gpt2small_hf import runs
-from gpt2small_hf.runs import RunFolder, UsageError, locked, read_jsonl, sha256
+from gpt2small_hf import commands, runs
+from gpt2small_hf.runs import RunFolder, UsageError, locked, open_door, read_jsonl, sha256
 from gpt2small_hf.training.run import restore
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
@@ -285,3 +289,76 @@ def test_full_disk_ends_a_run_in_one_line_and_the_same_command_resumes(where, st
     assert "File too large" in done.stderr
     assert len(done.stderr.splitlines()[-1]) < 300
     run_train(words)
+
+
+@contextmanager
+def full_disk():
+    """No file may grow, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def files_of(place):
+    return {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+WRITERS = {
+    "report": (["report", "run"], "run/charts/"),
+    "convert": (["convert", "run", "converted", "--to", "gpt2"], "converted"),
+    "preview": (["preview", "chats.jsonl", "--html", "page.html"], "page.html"),
+    "prepare": (["prepare", "--text", "corpus.jsonl", "--vocab_size", "300", "--output_dir", "set"], "set.partial"),
+    "sweep table": (["sweep", "ladder", "--table_only", "--output_dir", "sweep"], "sweep"),
+}
+
+
+@pytest.mark.parametrize("what", WRITERS)
+def test_commands_on_a_full_disk_name_the_file_and_leave_nothing(what, tiny_run, tmp_path, monkeypatch, capsys):
+    words, name = WRITERS[what]
+    tiny_words(tmp_path, tmp_path)
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()), encoding="utf-8")
+    (tmp_path / "ladder").mkdir()
+    (tmp_path / "ladder" / "baseline.yaml").touch()
+    for folder in ("run", "sweep/baseline-i1-t1"):
+        shutil.copytree(tiny_run.root, tmp_path / folder, ignore=shutil.ignore_patterns("checkpoints", "report.md"))
+    monkeypatch.chdir(tmp_path)
+    before = files_of(tmp_path)
+    command, *rest = words
+    with full_disk():
+        status = open_door(lambda: getattr(commands, command)(rest))
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert status == 2, said
+    assert name in said
+    assert "File too large" in said
+    assert files_of(tmp_path) == before
+    assert open_door(lambda: getattr(commands, command)(rest)) == 0
+
+
+def test_full_disk_is_named_with_the_file_that_was_written(tmp_path):
+    rows, text = [{"a": 1}], "x" * 10_000
+    writers = {
+        "one.json": lambda path: runs.write_json(path, text),
+        "rows.jsonl": lambda path: runs.write_jsonl(path, rows),
+        "log.jsonl": lambda path: runs.append_jsonl(path, rows[0]),
+    }
+    for name, write in writers.items():
+        with full_disk(), pytest.raises(OSError, match="File too large") as caught:
+            write(tmp_path / name)
+        assert caught.value.filename == str(tmp_path / name)
+    for save in (lambda path: tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(path)), save_weights):
+        with (
+            full_disk(),
+            pytest.raises(OSError, match=r"File too large|os error") as caught,
+            runs.whole(tmp_path / "x") as path,
+        ):
+            save(path)
+        assert caught.value.filename == str(tmp_path / "x")
+    assert not [path for path in tmp_path.iterdir() if path.stat().st_size]
+
+
+def save_weights(path):
+    safetensors.torch.save_file({"x": torch.zeros(1000)}, path)
