@@ -104,6 +104,15 @@ def test_a_sound_run_passes(folder, tmp_path, settings):
     assert len(checks) >= 15
 
 
+def test_fp16_on_a_cpu_is_noted(folder, tmp_path):
+    trainer = make(folder, tmp_path, fp16=True)
+    assert not trainer.accelerator.native_amp
+    check = checked(trainer, folder)["precision"]
+    assert check.verdict == "note"
+    assert "float32" in check.says
+    assert "--bf16" in check.says
+
+
 def test_it_says_what_a_human_wants_to_see(folder, tmp_path):
     trainer = make(folder, tmp_path, warmup_steps=4)
     checks = checked(trainer, folder)

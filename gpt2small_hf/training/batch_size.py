@@ -76,7 +76,7 @@ def _try(model: GPT2SmallForCausalLM, args: TrainerArguments, size: int, seq_len
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
+    dtype = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 and on_gpu else None
     trial = copy.deepcopy(model).to(device).train()  # pyright: ignore[reportArgumentType]
     if args.activation_checkpointing:
         trial.activation_checkpointing_enable()

@@ -102,6 +102,7 @@ def preflight(
             if isinstance(model, GPT2SmallForCausalLM):  # and not one with adapters around it
                 checks.append(_tied(model))
         checks += [
+            *_precision(trainer),
             _decay(trainer, model),
             _rate(trainer, total_steps),
             _passes(rows, total_steps, tokens_per_step),
@@ -433,6 +434,13 @@ def _tied(model: GPT2SmallForCausalLM) -> Check:
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------
+
+
+def _precision(trainer: LanguageModelTrainer) -> Iterator[Check]:
+    """Only of a precision that the device does not compute in."""
+    if trainer.args.fp16 and trainer.args.device.type == "cpu":  # Accelerate has float16 for GPUs alone
+        says = "--fp16 does nothing on a CPU: training is in float32, without loss scaling. 16-bit products: --bf16"
+        yield Check("precision", "note", says)
 
 
 def _decay(trainer: LanguageModelTrainer, model: nn.Module) -> Check:
