@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpt2small_hf.data.arguments import ChatFlags, PrepareArguments, PreviewArguments
 from gpt2small_hf.flags import BASELINE, FlagParser, find_recipes, without_flags
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, check_named, check_run
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, check_named, check_run, check_writable
 from gpt2small_hf.training import budget
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny.yaml"
@@ -38,6 +38,9 @@ def prepare(words: list[str]) -> None:
     if not args.trains_tokenizer:
         check_named("--tokenizer", args.tokenizer)
     find_files([*(args.text or []), *(args.validation_text or [])])
+    place = where.output_dir or Path("data")
+    if not place.is_dir():  # a set that is there may only be read
+        check_writable("--output_dir", place)
     from gpt2small_hf.data.meta import read_meta
     from gpt2small_hf.data.tokens import prepare
 
@@ -72,6 +75,8 @@ def preview(words: list[str]) -> None:
         for name in others.DATA:
             find_places(name)
     check_named("--tokenizer", args.tokenizer)
+    if args.html is not None:
+        check_writable("--html", args.html.parent)
     from gpt2small_hf.data.preview import preview
 
     preview(others.DATA, args, chat, ids=others.ids)
@@ -253,6 +258,7 @@ def convert(words: list[str]) -> None:
     from gpt2small_hf.convert import check_destination, convert, locate, next_command
 
     check_destination(args.DST, locate(args.SRC), overwrite=args.overwrite)
+    check_writable("DST", args.DST)
     check_named("--tokenizer", args.tokenizer)
     if args.config is not None and not args.config.is_file():
         raise UsageError(f"--config {args.config} is not a file. Name the reference series' model.json.")

@@ -137,6 +137,8 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
     """
     try:
+        if path.is_fifo():  # it is read more than once
+            raise UsageError(f"the recipe {path} is a pipe. Save it as a file.")
         recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
         raise UsageError(

@@ -18,6 +18,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -219,9 +220,31 @@ def check_named(flag: str, name: str | None) -> None:
 
 
 def check_run(folder: RunFolder) -> None:
-    """Raise: UsageError if a folder is not a run's."""
+    """Raise: UsageError if a folder is not a run's, or its `resolved.json` is not as train.py wrote it."""
     if not folder.resolved.is_file():
         raise UsageError(f"{folder.root} is not a run folder. Name one that train.py wrote, such as runs/tiny.")
+    resolved, parts = read_json(folder.resolved), {"run", "data", "model", "trainer", "device", "made_by"}
+    if not isinstance(resolved, dict) or not parts <= resolved.keys():
+        raise UsageError(f"{folder.resolved} is damaged: settings of the run are missing. Restore the file.")
+
+
+def check_writable(flag: str, folder: Path) -> None:
+    """See that a folder can be created, or written to if it exists. Nothing is left behind.
+
+    Raises: UsageError naming `flag`, the folder and the reason.
+    """
+    try:
+        str(folder).encode()  # it is written into files
+        with suppress(FileNotFoundError):
+            folder.lstat()
+            if not folder.is_dir():
+                raise FileExistsError(errno.EEXIST, "a file or a broken link has that name")
+        nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        # Only trying tells: root may write anywhere, but not in /proc or on a read-only disk.
+        Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=nearest)).rmdir()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{flag} {folder} cannot be written: {reason}. Choose another place.") from None
 
 
 # ---- reading and writing ----------------------------------------------------------------------------------------

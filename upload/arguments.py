@@ -7,11 +7,12 @@ import re
 from argparse import Namespace
 from pathlib import Path
 
+from huggingface_hub import constants, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from gpt2small_hf.flags import FlagParser
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.runs import DoorError, UsageError
 
 # The Hub's identifiers, without those of other people's models.
 LICENSES = """
@@ -26,6 +27,12 @@ openrail openrail++ bigscience-openrail-m bigscience-bloom-rail-1.0 bigcode-open
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Of a branch or tag."""
+
+
+class AuthError(DoorError):
+    """The Hub does not know the token, or does not let it do this."""
+
+    status = 3
 
 
 def parse_arguments(words: list[str]) -> Namespace:
@@ -113,3 +120,16 @@ def check_source(name: Path) -> None:
         raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
     if path.is_file():
         raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
+
+
+def token_in_use() -> str:
+    """The token of the environment or of `hf auth login`. The network is not touched.
+
+    Raises: UsageError where the Hub is switched off, AuthError if there is none.
+    """
+    if constants.HF_HUB_OFFLINE:
+        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
+    token = get_token()
+    if token is None:
+        raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
+    return token

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     OfflineModeIsEnabled,
@@ -29,6 +29,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
 
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
+from upload.arguments import AuthError, token_in_use
 from upload.card import is_untouched
 from upload.stage import LICENSE, Files, is_loaded, is_ours
 
@@ -40,12 +41,6 @@ OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 """Model types of repositories that a push may go on with."""
 MOST_WAIT = 60
 """Seconds, whatever Retry-After says."""
-
-
-class AuthError(DoorError):
-    """The Hub does not know the token, or does not let it do this."""
-
-    status = 3
 
 
 class UploadError(DoorError):
@@ -77,19 +72,6 @@ class Remote:
     def url(self) -> str:
         """For people."""
         return f"{constants.ENDPOINT}/{self.repo_id}"
-
-
-def token_in_use() -> str:
-    """The token of the environment or of `hf auth login`. The network is not touched.
-
-    Raises: UsageError where the Hub is switched off, AuthError if there is none.
-    """
-    if constants.HF_HUB_OFFLINE:
-        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
-    token = get_token()
-    if token is None:
-        raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
-    return token
 
 
 class Hub:

@@ -52,10 +52,16 @@ class Plan:
 
 def main() -> None:
     """`python upload/push.py`."""
-    from upload.arguments import check_source, parse_arguments
+    from gpt2small_hf.runs import check_writable
+    from upload.arguments import check_source, parse_arguments, token_in_use
 
+    # All of this before torch is imported, which takes seconds.
     args = parse_arguments(sys.argv[1:])
-    check_source(args.RUN)  # before torch is imported, which takes seconds
+    check_source(args.RUN)
+    if args.output_dir is not None:
+        check_writable("--output_dir", args.output_dir)
+    if not args.dry_run:
+        token_in_use()
     with ExitStack() as stack:
         if args.json:  # stdout is for the record alone
             stack.enter_context(redirect_stdout(sys.stderr))
@@ -71,12 +77,9 @@ def publish(args: Namespace) -> dict[str, Any]:
     """
     from gpt2small_hf.runs import UsageError, writing_alone
     from upload.facts import worse
-    from upload.hub import token_in_use
     from upload.privacy import chat_questions, check_words
     from upload.source import find
 
-    if not args.dry_run:
-        token_in_use()  # before anything that takes long
     check_words(args.message or "")
     source = find(args.RUN, args.tokenizer)
     if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():

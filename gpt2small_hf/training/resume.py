@@ -21,6 +21,7 @@ from gpt2small_hf.declared import declared
 from gpt2small_hf.runs import (
     RunFolder,
     UsageError,
+    check_writable,
     git_commit,
     is_leftover,
     read_json,
@@ -223,6 +224,7 @@ def check_folder(run: RunFolder, args: Arguments) -> None:
         raise UsageError(f"{run.root} is a file. Choose another place with --output_dir.")
     if run.root.exists() and not (run.resolved.exists() or is_begun(run)):
         raise UsageError(f"{run.root} exists and is not a run folder. Choose another with --output_dir.")
+    check_writable("--output_dir", run.root)
     if resume not in ("auto", "never") and not is_whole(Path(resume)):
         raise UsageError(f"{resume} is not a whole checkpoint (weights, optimizer, scheduler and trainer_state.json).")
     if args.run.overwrite and resume not in ("auto", "never"):
