@@ -51,13 +51,14 @@ def imported_alone(module: str) -> ModuleType:
 
 
 @cache
-def declared(module: str, name: str, *also: str) -> Any:
+def declared(module: str, name: str, *also: str, methods: tuple[str, ...] = ()) -> Any:
     """A class with the declarations of another, and without its methods and bases: a dataclass, or an enum.
 
     Args:
         module: where the class is.
         name: of the class.
         also: modules whose enums the class names.
+        methods: names of methods to keep, which need nothing but the fields.
 
     Returns: the class; the real one, imported, where its source needs more than its own module, `also` and the
         standard library.
@@ -65,13 +66,13 @@ def declared(module: str, name: str, *also: str) -> Any:
     known = {**_NAMES, "__name__": __name__}
     try:
         for one in (*also, module):
-            _execute(source_of(one), known, name)
+            _execute(source_of(one), known, name, methods)
         return known[name]
     except (OSError, NameError, KeyError):
         return getattr(importlib.import_module(module), name)
 
 
-def _execute(path: Path, known: dict[str, Any], wanted: str) -> None:
+def _execute(path: Path, known: dict[str, Any], wanted: str, methods: tuple[str, ...]) -> None:
     """Execute what a module declares: imports of the standard library, constants, enums and the class `wanted`."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     called = {  # functions that make fields
@@ -86,7 +87,13 @@ def _execute(path: Path, known: dict[str, Any], wanted: str) -> None:
         is_enum = isinstance(node, ast.ClassDef) and "ExplicitEnum" in map(ast.unparse, node.bases)
         if isinstance(node, ast.ClassDef) and (is_enum or node.name == wanted):
             node.bases, node.keywords, node.decorator_list = node.bases if is_enum else [], [], []
-            node.body = [line for line in node.body if isinstance(line, ast.AnnAssign) or _is_constant(line)]
+            node.body = [
+                line
+                for line in node.body
+                if isinstance(line, ast.AnnAssign)
+                or _is_constant(line)
+                or (isinstance(line, ast.FunctionDef) and line.name in methods)
+            ]
         elif not (
             _is_constant(node)
             or _is_of_standard_library(node)

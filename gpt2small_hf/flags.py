@@ -48,6 +48,9 @@ ALIASES = {
 }
 """Names that other programs have for flags of ours."""
 
+LARGEST = 2**63 - 1
+"""The largest whole number that PyTorch and NumPy take."""
+
 BASELINE = "baseline"
 """The recipe of a sweep that the others are compared with."""
 
@@ -90,6 +93,9 @@ class FlagParser(HfArgumentParser):
             if not word.startswith("--"):
                 raise UsageError(f"{word} stands where a flag was expected. All flags: {self.prog} --help")
             self.require(word.lstrip("-").split("=")[0], dashes="--")
+        for name, value in (pair for part in filled for pair in vars(part).items()):
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise UsageError(f"--{name} has {len(str(abs(value)))} digits. Whole numbers are at most 2^63 - 1.")
         return tuple(filled)
 
     def require(self, name: str, *, where: str = "", dashes: str = "") -> None:

@@ -15,14 +15,12 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import Arguments
-from gpt2small_hf.training.material import check_sizes, gather
+from gpt2small_hf.training.arguments import Arguments, check_sizes
+from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import is_whole, steps_of_branch
 
 if TYPE_CHECKING:
     from gpt2small_hf.commands import PlanArguments
-
-BYTES_A_PARAMETER = 4  # float32; AdamW keeps two more numbers of as many
 
 
 def describe(args: Arguments, plan: PlanArguments) -> str:
@@ -127,15 +125,10 @@ def time_needed(flops: float, plan: PlanArguments, n_devices: int, precision: st
 def disk_needed(n_parameters: int, steps: int, args: Arguments, one_pass: budget.Pass | None) -> str:
     """Space for the checkpoints that are kept, one more while it is written, and the model."""
     kept, most = budget.checkpoints_saved(args.trainer, steps, one_pass and one_pass.steps)
-    model = BYTES_A_PARAMETER * n_parameters
+    model = budget.BYTES_A_NUMBER * n_parameters
     one = model if args.trainer.save_only_model else 3 * model
-    needed = amount(budget.disk_bytes(model, most, args.trainer))
-    return f"{needed} at most: {kept} checkpoints of {amount(one)} kept, and the model"
-
-
-def amount(n_bytes: float) -> str:
-    """Bytes for people."""
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
+    needed = budget.amount(budget.disk_bytes(model, most, args.trainer))
+    return f"{needed} at most: {kept} checkpoints of {budget.amount(one)} kept, and the model"
 
 
 def advice(config: GPT2SmallConfig, tokens: int, rows: int, seq_len: int, args: Arguments) -> str:

@@ -22,9 +22,9 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
 from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, locked, read_json
-from gpt2small_hf.training.arguments import ALTERNATIVES, parse_arguments
+from gpt2small_hf.training.arguments import ALTERNATIVES, check_sizes, parse_arguments
 from gpt2small_hf.training.callbacks import duration
-from gpt2small_hf.training.material import check_sizes, find_data, gather
+from gpt2small_hf.training.material import find_data, gather
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ CHAT_PACKINGS = ("best_fit", "padding")
 OVERLONG = ("keep_end", "drop")
 LOSS_ON = ("assistant", "last", "all")
 SMALLEST_VOCABULARY = 256 + 1  # each byte and the end of text
+LARGEST_VOCABULARY = 2**32
 # Of `preview`, unless told.
 CHAT_SEQ_LEN, TEXT_SEQ_LEN = 1024, 256
 VOCABULARY = 1024
@@ -86,6 +87,10 @@ class PrepareArguments:
             raise UsageError(
                 f"--vocab_size is {self.vocab_size}, but each byte and the end of text need an entry: "
                 f"give at least {SMALLEST_VOCABULARY}."
+            )
+        if self.new_vocab_size > LARGEST_VOCABULARY:
+            raise UsageError(
+                f"--vocab_size is {self.vocab_size:,}, but token ids have 32 bits: give at most {LARGEST_VOCABULARY:,}."
             )
         if self.num_workers is not None and self.num_workers < 1:
             raise UsageError(f"--num_workers is {self.num_workers}. Give at least 1.")

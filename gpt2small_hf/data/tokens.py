@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY, PrepareArguments
 from gpt2small_hf.data.batches import BATCH_CHARS, batches, encode_batch, in_order
 from gpt2small_hf.data.documents import Document
 from gpt2small_hf.data.encoding import Encoder, cut
@@ -120,7 +120,9 @@ def build(
     """
     holdout = Holdout(documents_of(sources["train"]), args.held_out)
     if not folder.tokenizer.exists():
-        made = tokenizer or train_tokenizer(sample(sources["train"], holdout), args.new_vocab_size)
+        # Each entry joins at least two bytes. The trainer reserves memory for as many entries as it is asked for.
+        n_entries = min(args.new_vocab_size, SMALLEST_VOCABULARY + TRAINING_SAMPLE_BYTES)
+        made = tokenizer or train_tokenizer(sample(sources["train"], holdout), n_entries)
         with whole(folder.tokenizer) as temporary:
             made.save_pretrained(temporary)
     encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids

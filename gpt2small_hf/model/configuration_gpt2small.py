@@ -141,8 +141,8 @@ class GPT2SmallConfig(PreTrainedConfig):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; a dropout probability lies in [0, 1).")
         for name in ("layer_norm_eps", "initializer_range"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0.")
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be a number above 0.")
 
 
 GPT2SmallConfig.register_for_auto_class()

@@ -370,11 +370,16 @@ def _require(flag: str, value: str, known: list[str]) -> None:
     raise UsageError(f"--{flag} {value} is not known. {hint}")
 
 
+DeclaredConfig = declared(
+    "gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig", methods=("validate_architecture",)
+)
+
+
 def _model_arguments() -> type:
     """A dataclass of the configuration's own fields, types made plain for argparse, with their defaults and help."""
     rows = [
         (f.name, float if f.type == float | int else f.type, field(default=f.default, metadata=dict(f.metadata)))
-        for f in fields(declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig"))
+        for f in fields(DeclaredConfig)
         if f.name not in _NOT_FLAGS and f.default is not MISSING
     ]
     return make_dataclass("ModelArguments", rows, namespace={"_argument_group_name": "model (GPT2SmallConfig)"})
@@ -527,6 +532,8 @@ def settle(args: Arguments) -> None:
             keep_best(args.trainer)
     if chat.chat_data is None:
         run.packing = run.packing or "stream"
+    if run.init_from is None:
+        check_sizes(args)
     if run.init_from is None and run.lora_rank is not None:
         raise UsageError("--lora_rank adapts a model that has learned. Name it with --init_from.")
     if run.lora_rank is None and (run.lora_alpha is not None or run.lora_dropout):
@@ -536,6 +543,32 @@ def settle(args: Arguments) -> None:
             "--early_stopping_patience keeps the best checkpoint: give --load_best_model_at_end, and --eval_strategy "
             "and --save_strategy alike (epoch, or steps)."
         )
+
+
+def check_sizes(args: Arguments) -> int:
+    """See that the sizes of a new model fit each other, and its rows. Returns: `seq_len`.
+
+    Raises: UsageError for sizes that do not.
+    """
+    sizes = DeclaredConfig(**vars(args.model))
+    if sizes.intermediate_size is None:
+        sizes.intermediate_size = 4 * sizes.hidden_size
+    try:
+        sizes.validate_architecture()
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return row_length(args, sizes.max_position_embeddings)
+
+
+def row_length(args: Arguments, context: int) -> int:
+    """Tokens of a row: `seq_len`, or the whole context. Raises: UsageError if they do not fit in the context."""
+    seq_len = context if args.run.seq_len is None else args.run.seq_len
+    if not 2 <= seq_len <= context:
+        raise UsageError(
+            f"seq_len is {seq_len}; a row has from 2 to {context} tokens (max_position_embeddings). "
+            "Change --seq_len or --max_position_embeddings."
+        )
+    return seq_len
 
 
 def keep_best(trainer: TrainerArguments) -> None:

@@ -14,6 +14,7 @@ from torch import distributed as dist
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training.budget import BYTES_A_NUMBER
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 USABLE = 0.9
@@ -42,7 +43,13 @@ def find_batch_size(model: GPT2SmallForCausalLM, args: TrainerArguments, seq_len
     """
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
     trials: list[Trial] = []
-    for size in (n for n in range(1, rows + 1) if rows % n == 0):
+    if args.device.type == "cuda":
+        memory = torch.cuda.get_device_properties(args.device).total_memory
+    else:
+        memory = psutil.virtual_memory().available
+    # Each block keeps its input of each row for the backward pass.
+    a_row = BYTES_A_NUMBER * seq_len * model.config.hidden_size * model.config.num_hidden_layers
+    for size in (n for n in range(1, min(rows, memory // a_row) + 1) if rows % n == 0):
         if args.device.type == "cpu" and not _will_fit(trials, size):
             break
         trials.append(_try(model, args, size, seq_len))

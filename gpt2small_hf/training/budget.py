@@ -243,6 +243,40 @@ def disk_bytes(weight_bytes: int, n_checkpoints: int, args: Any) -> int:
     return n_checkpoints * weight_bytes * (1 if args.save_only_model else 3) + weight_bytes
 
 
+BYTES_A_NUMBER = 4
+"""Weights, gradients and optimizer state are float32 in every precision of the products."""
+# Numbers for each trained parameter: the weight, its gradient and the optimizer's state. Of others only the weight is
+# counted: they may keep 8-bit or no state, or one gradient at a time.
+_NUMBERS = {"adamw_torch": 4, "adamw_torch_fused": 4, "muon": 3}
+
+
+def memory_bytes(config: GPT2SmallConfig, args: Any, *, trains: bool, batch_tokens: int = 0) -> int:
+    """Bytes that a run takes at least on the device that holds all of it: less than it will take.
+
+    Args:
+        config: the model's sizes.
+        args: the settings of the run.
+        trains: whether the device trains the model, or only builds it.
+        batch_tokens: tokens of a batch, as far as they are known.
+    """
+    n = sizes(config).total
+    if not trains:
+        return n * BYTES_A_NUMBER
+    optimizer = getattr(args.trainer.optim, "value", args.trainer.optim)
+    numbers = _NUMBERS.get(optimizer, 1) if args.run.lora_rank is None else 1
+    # A block keeps its input for the backward pass, whatever else is computed again there.
+    kept = batch_tokens * config.hidden_size * config.num_hidden_layers
+    return (n * numbers + kept) * BYTES_A_NUMBER
+
+
+def amount(n_bytes: float) -> str:
+    """Bytes for people."""
+    for unit, size in (("TiB", 2**40), ("GiB", 2**30)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:,.1f} {unit}"
+    return f"{n_bytes / 2**20:.1f} MiB"
+
+
 def steps_for(tokens: float, tokens_per_step: int) -> int:
     """Whole steps that see at least so many tokens."""
     return max(1, math.ceil(tokens / tokens_per_step))

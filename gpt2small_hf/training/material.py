@@ -6,7 +6,6 @@ Everything a user can have wrong is found here, before any weights are read or d
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -33,7 +32,7 @@ from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
-from gpt2small_hf.training.arguments import OF_A_BASE, Arguments
+from gpt2small_hf.training.arguments import OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
@@ -77,8 +76,6 @@ def gather(args: Arguments, n_processes: int | None = None) -> Material:
 
     Raises: UsageError for anything a user can fix.
     """
-    if args.run.lora_rank is not None and importlib.util.find_spec("peft") is None:
-        raise UsageError("--lora_rank needs what is not installed: pip install peft")
     base = None if args.run.init_from is None else find_base(args.run.init_from)
     if base and args.run.overwrite and Path(base.name).resolve().is_relative_to(args.run.output_dir.resolve()):
         raise UsageError(f"{base.name} lies in the run folder that --overwrite replaces. Choose another --output_dir.")
@@ -101,7 +98,7 @@ def gather(args: Arguments, n_processes: int | None = None) -> Material:
 
 
 def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) -> Material:
-    seq_len = check_sizes(args) if config is None else _row_length(args, config)
+    seq_len = check_sizes(args) if config is None else row_length(args, config.max_position_embeddings)
     if base is not None and args.run.data_dir is None:
         if args.data.tokenizer not in (None, base.name):
             raise UsageError(
@@ -151,31 +148,8 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
     )
 
 
-def check_sizes(args: Arguments) -> int:
-    """See that model and rows fit together, before any text is prepared for them. Returns: `seq_len`.
-
-    Raises: UsageError for sizes that do not.
-    """
-    try:
-        config = GPT2SmallConfig(**vars(args.model))
-    except StrictDataclassError as error:
-        raise UsageError(_reason(error)) from None
-    return _row_length(args, config)
-
-
 def _reason(error: StrictDataclassError) -> str:
     return str(error).split("Error: ")[-1].strip()
-
-
-def _row_length(args: Arguments, config: GPT2SmallConfig) -> int:
-    limit = config.max_position_embeddings
-    seq_len = limit if args.run.seq_len is None else args.run.seq_len
-    if not 2 <= seq_len <= limit:
-        raise UsageError(
-            f"seq_len is {seq_len}; a row has from 2 to {limit} tokens (max_position_embeddings). "
-            "Change --seq_len or --max_position_embeddings."
-        )
-    return seq_len
 
 
 def find_data(args: Arguments) -> Path:
@@ -217,7 +191,7 @@ def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> GPT2SmallForCausalLM
 
 def _chats(args: Arguments, base: Base, config: GPT2SmallConfig, n_processes: int) -> Material:
     chat = args.chat
-    seq_len = _row_length(args, config)
+    seq_len = row_length(args, config.max_position_embeddings)
     if chat.max_length is not None and chat.max_length > seq_len:
         raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Give as many or fewer.")
     tokenizer = base.tokenizer()

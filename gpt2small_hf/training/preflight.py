@@ -499,14 +499,10 @@ def _disk(
     if free_bytes is None:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         free_bytes = shutil.disk_usage(there).free
-    says = f"{n} checkpoints and the model take {_amount(needed)}, {folder} has {_amount(free_bytes)} free"
+    says = f"{n} checkpoints and the model take {budget.amount(needed)}, {folder} has {budget.amount(free_bytes)} free"
     if needed > free_bytes:
         says += ": make room, lower --save_total_limit, or choose another disk with --output_dir."
     return Check("disk", "fail" if needed > free_bytes else "ok", says)
-
-
-def _amount(n_bytes: float) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"
 
 
 def _seen(rows: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset | None) -> Check:

@@ -81,6 +81,7 @@ from gpt2small_hf.training.callbacks import (
 )
 from gpt2small_hf.training.health import Health
 from gpt2small_hf.training.material import Material, gather
+from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
     begin_branch,
@@ -168,9 +169,14 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     logging.disable_progress_bar()  # the run has its own; a bar a saved file would push it off the screen
     if args.run.num_threads is not None:
         torch.set_num_threads(args.run.num_threads)
+    check_memory(args, device=args.trainer.device)
     material = gather(args)
     rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
     chats = isinstance(rows, ChatDataset)
+    in_batch = 0  # not known beforehand
+    if not chats and not args.run.find_batch_size:
+        in_batch = min(args.trainer.per_device_train_batch_size, len(rows)) * rows.seq_len
+    check_memory(args, config, device=args.trainer.device, batch_tokens=in_batch)
     prompts_from = "given"
     if args.run.prompts is None:
         args.run.prompts, prompts_from = default_prompts(rows, heldout)

@@ -1,0 +1,68 @@
+"""The sizes of a run → whether it can fit in memory at all, answered before torch is imported and text prepared."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training import budget
+from gpt2small_hf.training.arguments import Arguments, DeclaredConfig
+
+
+def check_memory(args: Arguments, config: Any = None, *, device: Any = None, batch_tokens: int = 0) -> None:
+    """Refuse a run whose weights, gradients and optimizer state alone exceed the memory of this machine or its GPU.
+
+    What a step computes comes on top of them, so a run that is not refused here may still not fit. Runs that share
+    the weights out (FSDP, DeepSpeed) or are launched on several processes are not judged.
+
+    Args:
+        args: the settings of the run.
+        config: sizes of the model, as far as they are known; unset, those of a new model, with the smallest vocabulary.
+        device: the Trainer's, if torch has been imported.
+        batch_tokens: tokens of a batch, as far as they are known.
+
+    Raises: UsageError with both figures.
+    """
+    trainer = args.trainer
+    shares_out = trainer.fsdp or trainer.deepspeed or os.environ.get("WORLD_SIZE", "1") != "1"
+    if shares_out or any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
+        return
+    if config is None:
+        config = DeclaredConfig(**{**vars(args.model), "vocab_size": SMALLEST_VOCABULARY})
+    # The model is built in the machine's memory, wherever it is trained.
+    on_cpu = trainer.use_cpu or (device is not None and device.type == "cpu")
+    needed = budget.memory_bytes(config, args, trains=on_cpu, batch_tokens=batch_tokens)
+    if needed > (there := machine_bytes()):
+        raise UsageError(
+            _refusal(
+                config, needed, f"this machine has {budget.amount(there)}", trains=on_cpu, batch_tokens=batch_tokens
+            )
+        )
+    if device is not None and device.type == "cuda" and os.name != "nt":  # Windows lends GPUs the machine's memory
+        import torch
+
+        there = torch.cuda.get_device_properties(device).total_memory
+        needed = budget.memory_bytes(config, args, trains=True, batch_tokens=batch_tokens)
+        if needed > there:
+            raise UsageError(
+                _refusal(config, needed, f"the GPU has {budget.amount(there)}", trains=True, batch_tokens=batch_tokens)
+            )
+
+
+def machine_bytes() -> int:
+    """Bytes of memory of this machine, swap included."""
+    import psutil
+
+    return psutil.virtual_memory().total + psutil.swap_memory().total
+
+
+def _refusal(config: Any, needed: int, there: str, *, trains: bool, batch_tokens: int) -> str:
+    what = "training (weights, gradients, optimizer state) takes" if trains else "the weights take"
+    size = f"{budget.sizes(config).total:,} parameters"
+    names = "--hidden_size, --num_hidden_layers or --max_position_embeddings"
+    if batch_tokens:
+        size += f" and batches of {batch_tokens:,} tokens"
+        names = f"--per_device_train_batch_size, {names}"
+    return f"{what} at least {budget.amount(needed)} for {size}; {there}. Lower {names}."

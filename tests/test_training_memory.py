@@ -1,0 +1,70 @@
+"""The least memory that a run takes: equal to what a real one holds, and refused only where it cannot fit."""
+
+import pytest
+import torch
+from conftest import REPOSITORY, tiny_config
+
+from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.runs import UsageError
+from gpt2small_hf.training import budget
+from gpt2small_hf.training.arguments import complete, read_arguments
+from gpt2small_hf.training.memory import check_memory, machine_bytes
+
+TINY = REPOSITORY / "examples" / "tiny.yaml"
+
+
+def read(*words):
+    return read_arguments(list(words), TINY)
+
+
+def held_bytes(tensors):
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.ndim)  # steps are counted apart
+
+
+def test_least_memory_is_what_weights_gradients_and_adamw_hold():
+    model = GPT2SmallForCausalLM(tiny_config())
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    held = [tensor for p in model.parameters() for tensor in (p, p.grad, *optimizer.state[p].values())]
+    assert budget.memory_bytes(model.config, read(), trains=True) == held_bytes(held)
+    assert budget.memory_bytes(model.config, read(), trains=False) == held_bytes(model.parameters())
+
+
+def test_runs_are_refused_from_the_first_size_that_cannot_fit():
+    sizes = ("--hidden_size", "1024", "--max_position_embeddings", "64", "--use_cpu")
+    a_layer = budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=2)).total
+    a_layer -= budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=1)).total
+    most = machine_bytes() // (16 * a_layer)
+    check_memory(read(*sizes, "--num_hidden_layers", str(most - 1)))
+    with pytest.raises(UsageError, match=r"takes at least [\d,.]+ [GT]iB for .* parameters; this machine has"):
+        check_memory(read(*sizes, "--num_hidden_layers", str(most + 1)))
+
+
+@pytest.mark.parametrize(
+    "allowed", [("--optim", "adafactor", "--use_cpu"), ("--optim", "adamw_torch"), ("--optim", "sgd", "--use_cpu")]
+)
+def test_runs_that_may_fit_elsewhere_or_with_less_state_are_not_refused(allowed):
+    """Without --use_cpu there may be a GPU, and the machine holds the weights alone."""
+    layers = machine_bytes() // (16 * 12 * 1024**2) + 1
+    sizes = ("--hidden_size", "1024", "--num_hidden_layers", str(layers))
+    check_memory(read(*sizes, *allowed))
+    with pytest.raises(UsageError, match="this machine has"):
+        check_memory(read(*sizes, "--use_cpu"))
+
+
+@pytest.mark.parametrize("shared", ["WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
+def test_runs_that_share_out_their_weights_are_not_judged(shared, monkeypatch):
+    huge = read("--hidden_size", "200000")
+    with pytest.raises(UsageError):
+        check_memory(huge)
+    monkeypatch.setenv(shared, "8" if shared == "WORLD_SIZE" else "true")
+    check_memory(huge)
+
+
+def test_a_batch_that_cannot_fit_is_refused():
+    args = complete(read("--use_cpu"))
+    check_memory(args, batch_tokens=16 * 64)
+    with pytest.raises(UsageError, match=r"batches of 1,000,000,000,000 tokens.*Lower --per_device_train_batch_size"):
+        check_memory(args, batch_tokens=10**12)
