@@ -8,7 +8,8 @@ def main() -> None:
     """Train as the command line says. torch is imported, which takes seconds, once flags and paths are understood."""
     from gpt2small_hf.runs import RunFolder
     from gpt2small_hf.training.arguments import complete, read_arguments, show_recipe
-    from gpt2small_hf.training.paths import check_paths
+    from gpt2small_hf.training.memory import check_memory
+    from gpt2small_hf.training.paths import check_packages, check_paths
     from gpt2small_hf.training.resume import check_folder
 
     words, default_recipe = sys.argv[1:], Path(__file__).parent / "examples" / "tiny.yaml"
@@ -18,6 +19,8 @@ def main() -> None:
         return
     check_folder(RunFolder(args.run.output_dir), args)
     check_paths(args)
+    check_packages(args)
+    check_memory(args)
     from gpt2small_hf.training.run import train
 
     train(complete(args))

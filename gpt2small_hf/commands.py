@@ -201,7 +201,8 @@ def sweep(words: list[str]) -> None:
     parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
     args, where = parser.fill(words)
     from gpt2small_hf.training.arguments import read_arguments
-    from gpt2small_hf.training.paths import check_paths
+    from gpt2small_hf.training.memory import check_memory
+    from gpt2small_hf.training.paths import check_packages, check_paths
 
     recipes = find_recipes(where.FOLDER)
     for name in args.only:
@@ -212,7 +213,11 @@ def sweep(words: list[str]) -> None:
             )
     for name, path in recipes.items():
         if not args.table_only and (not args.only or name in (BASELINE, *args.only)):
-            check_paths(read_arguments([str(path)], path))
+            settings = read_arguments([str(path)], path)
+            check_paths(settings)
+            check_packages(settings)
+            check_memory(settings)
+    check_writable("--output_dir", args.output_dir or Path("runs") / where.FOLDER.resolve().name)
     from gpt2small_hf.sweep import sweep
 
     sweep(where.FOLDER, args)

@@ -1,15 +1,19 @@
 """Settings of a run: one home for each default, recipes and flags in order, mistakes refused early."""
 
+import importlib.util
 import math
 from typing import Any
 
 import pytest
 from conftest import REPOSITORY
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.flags import extended
 from gpt2small_hf.runs import UsageError
-from gpt2small_hf.training.arguments import parse_arguments, show_recipe, whole_recipe
+from gpt2small_hf.training.arguments import parse_arguments, read_arguments, show_recipe, whole_recipe
+from gpt2small_hf.training.paths import check_packages
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 
@@ -90,6 +94,16 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["--prompts", " "], "--prompts has an empty text"),
         (["--num_threads", "0"], "--num_threads is 0"),
         (["--hub_token", "hf_secret"], "a token is never a flag"),
+        (["--report_to", "wandbb"], "--report_to wandbb is not known. Did you mean wandb?"),
+        (["--hidden_size", "65"], "hidden_size 65 is not a multiple of num_attention_heads 4"),
+        (["--hidden_size", "6.5"], "--hidden_size: '6.5' is not a whole number"),
+        (["--hidden_size", "1" + 20 * "0"], "--hidden_size has 21 digits. Whole numbers are at most 2^63 - 1"),
+        (["--num_hidden_layers", "0"], "num_hidden_layers is 0; it must be 1 or more"),
+        (["--max_position_embeddings", "-8"], "max_position_embeddings is -8; it must be 1 or more"),
+        (["--intermediate_size", "-1"], "intermediate_size is -1; it must be 1 or more"),
+        (["--layer_norm_eps", "nan"], "layer_norm_eps is nan; it must be a number above 0"),
+        (["--seq_len", "65"], "seq_len is 65; a row has from 2 to 64 tokens"),
+        (["--vocab_size", "4294967297"], "--vocab_size is 4,294,967,297, but token ids have 32 bits"),
     ],
 )
 def test_a_mistake_is_one_line(words, message):
@@ -204,7 +218,7 @@ def test_the_full_size_recipe_names_every_setting_that_differs_from_the_series()
 
 
 def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
-    (tmp_path / "base.yaml").write_text("hidden_size: 32\nlearning_rate: 1e-3\nbf16: true\n")
+    (tmp_path / "base.yaml").write_text("hidden_size: 48\nlearning_rate: 1e-3\nbf16: true\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\nlearning_rate: 2e-3\nprompts: [One, Two words]\n")
     shown = show_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
     assert shown.endswith(
@@ -215,7 +229,7 @@ def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
     (tmp_path / "saved.yaml").write_text(shown)
     again = whole_recipe([str(tmp_path / "saved.yaml")], TINY)
     assert again == whole_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
-    assert (again["bf16"], again["hidden_size"], again["prompts"]) == (True, 32, ["One", "Two words"])
+    assert (again["bf16"], again["hidden_size"], again["prompts"]) == (True, 48, ["One", "Two words"])
     assert show_recipe([str(tmp_path / "base.yaml"), "--bf16", "false"], TINY).count("bf16: false") == 1
 
 
@@ -226,3 +240,20 @@ def test_own_chats_replace_the_prompts_of_the_recipe():
     own = ["--chat_data", "own.jsonl"]
     assert parse_arguments([recipe, *own], default).run.prompts is None
     assert parse_arguments([recipe, *own, "--prompts", "Hm?"], default).run.prompts == ["Hm?"]
+
+
+def test_packages_that_settings_ask_for_are_named_before_any_work(monkeypatch):
+    """Of each optimizer and reporter of transformers that cannot be made with what every run has."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    needed = {}
+    for flag, names in {"optim": [one.value for one in OptimizerNames], "report_to": INTEGRATION_TO_CALLBACK}.items():
+        for name in names:
+            args = read_arguments([f"--{flag}", name], TINY)
+            try:
+                check_packages(args)
+            except UsageError as error:
+                needed[name] = str(error)
+    with_torch = {"adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused"}
+    with_torch |= {"adafactor", "sgd", "adagrad", "rmsprop", "kubeflow"}  # the latter needs a server
+    assert needed.keys() == ({one.value for one in OptimizerNames} | INTEGRATION_TO_CALLBACK.keys()) - with_torch
+    assert all(line.count("pip install ") == 1 for line in needed.values())

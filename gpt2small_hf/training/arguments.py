@@ -7,7 +7,6 @@ a mistake is answered in a fraction of a second. `trainer_arguments.py` makes of
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from argparse import SUPPRESS
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -48,7 +47,25 @@ _AT_LEAST = {
     "seed": 0,
 }
 _INTERVALS = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
-_REPORTERS = ("tensorboard", "trackio", "wandb", "mlflow", "swanlab", "comet_ml", "clearml", "neptune")
+# Module and package that each needs.
+REPORTERS = {
+    **{name: (name, name) for name in ("clearml", "codecarbon", "dagshub", "dvclive", "mlflow", "neptune", "swanlab")},
+    **{name: (name, name) for name in ("tensorboard", "trackio", "wandb")},
+    **{"azure_ml": ("azureml", "azureml-core"), "comet_ml": ("comet_ml", "comet-ml"), "flyte": ("flytekit",) * 2},
+}
+OPTIMIZERS = {  # by how their names begin
+    **dict.fromkeys(
+        ("adamw_bnb", "adamw_8bit", "ademamix", "lion", "paged", "rmsprop_bnb"), ("bitsandbytes", "bitsandbytes")
+    ),
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), ("torchao", "torchao")),
+    **dict.fromkeys(("lomo", "adalomo"), ("lomo_optim", "lomo-optim")),
+    "adamw_anyprecision": ("torchdistx", "git+https://github.com/pytorch/torchdistx"),
+    "apollo": ("apollo_torch", "apollo-torch"),
+    "galore": ("galore_torch", "galore-torch"),
+    "grokadamw": ("grokadamw", "grokadamw"),
+    "schedule_free": ("schedulefree", "schedulefree"),
+    "stable_adamw": ("optimi", "torch-optimi"),
+}
 # Settings of which one replaces the others.
 ALTERNATIVES = (
     {"data_dir", "text", "dataset", "chat_data"},
@@ -311,8 +328,7 @@ class TrainerSettings(DeclaredTrainingArguments):
             except ValueError as error:
                 raise UsageError(f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} is no JSON ({error}).") from None
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
-            if name in _REPORTERS and importlib.util.find_spec(name) is None:
-                raise UsageError(f"--report_to {name} needs what is not installed: pip install {name}")
+            _require("report_to", name, ["none", "all", "kubeflow", *REPORTERS])
         if self.load_best_model_at_end and str(self.eval_strategy) != str(self.save_strategy):
             raise UsageError(
                 f"--load_best_model_at_end measures what it saves: give --eval_strategy {self.save_strategy} "

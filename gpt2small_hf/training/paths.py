@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from gpt2small_hf.data.conversations import find_places
@@ -9,7 +10,7 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import find_files
 from gpt2small_hf.declared import declared
 from gpt2small_hf.runs import HUB_ID, RunFolder, UsageError, check_named, parse_json
-from gpt2small_hf.training.arguments import Arguments
+from gpt2small_hf.training.arguments import OPTIMIZERS, REPORTERS, Arguments
 
 
 def check_paths(args: Arguments) -> None:
@@ -27,6 +28,30 @@ def check_paths(args: Arguments) -> None:
         check_named("--tokenizer", args.data.tokenizer)
     if args.run.init_from is not None:
         locate_base(args.run.init_from)
+
+
+def check_packages(args: Arguments) -> None:
+    """See that the packages that settings of a run ask for are installed.
+
+    Raises: UsageError with the line that installs the first that is not.
+    """
+    trainer = args.trainer
+    reporters = [trainer.report_to] if isinstance(trainer.report_to, str) else trainer.report_to or []
+    wanted = [(f"--report_to {name}", REPORTERS[name]) for name in reporters if name in REPORTERS]
+    wanted += [
+        (f"--optim {trainer.optim}", needed)
+        for start, needed in OPTIMIZERS.items()
+        if str(trainer.optim).startswith(start)
+    ]
+    for flag, is_set, needed in (
+        ("--lora_rank", args.run.lora_rank is not None, ("peft", "peft")),
+        ("--deepspeed", trainer.deepspeed, ("deepspeed", "deepspeed")),
+        ("--use_liger_kernel", trainer.use_liger_kernel, ("liger_kernel", "liger-kernel")),
+    ):
+        wanted += [(flag, needed)] if is_set else []
+    for flag, (module, package) in wanted:
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(f"{flag} needs a package that is not installed: pip install {package}")
 
 
 def locate_base(name: str) -> tuple[str, Path]:
