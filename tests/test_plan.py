@@ -188,7 +188,7 @@ def test_the_planned_disk_counts_every_checkpoint_that_training_writes(words, sa
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT[:4], *words.split()]
     said = planned(words, capsys)
     disk, weights = said["disk"], 4 * int(said["model"][0].replace(",", ""))
-    run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu"])
+    run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu", "--sample_all_checkpoints"])
     n_saved = len({row["step"] for row in read_jsonl(run.samples)} - {0})
     folders = list(run.checkpoints.glob("checkpoint-*"))
     assert (n_saved, len(folders)) == (saved, kept)
