@@ -228,7 +228,7 @@ class RunArguments:
         default=False,
         metadata={
             "help": "Write samples of the prompts at every checkpoint. Default: before the first step, after the last, "
-            "and between them at up to ten checkpoints that are 100 steps or more apart."
+            "and between them at up to ten checkpoints that are 150 steps or more apart."
         },
     )
 

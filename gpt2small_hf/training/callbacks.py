@@ -40,7 +40,7 @@ SECONDS_OF_PACE = 30
 STEPS_OF_WARM_UP = 3
 """The first steps allocate and compile: speed is measured after them."""
 MOST_SAMPLES = 10
-STEPS_BETWEEN_SAMPLES = 100
+STEPS_BETWEEN_SAMPLES = 150
 CHARACTERS_OF_SAMPLE = 60
 
 
@@ -136,7 +136,7 @@ def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool
     """Whether a checkpoint of this step gets samples.
 
     Step 0 and the last one do, and with `every` all scheduled checkpoints; without it, up to ten of them that are about
-    100 steps apart or more, because samples of a small model take as long as ten of its steps. It depends on the step
+    150 steps apart or more, because samples of a small model take as long as ten of its steps. It depends on the step
     alone, not on time or on earlier checkpoints: a resumed run has the samples of one that was not interrupted. A
     checkpoint that a signal asked for is not on the schedule.
     """
