@@ -509,14 +509,20 @@ def sha256(path: Path) -> str:
 
 
 def made_by(inputs: Iterable[Path] = ()) -> dict[str, Any]:
-    """How a result came to be: command, git commit, date, versions and the SHA-256 of each input file."""
+    """How a result came to be: command, git commit, date, versions, SHA-256 of the model's code and each input file."""
     return {
         "command": command_line(),
         "commit": git_commit(),
+        "model_code": model_code(),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
         "inputs": {str(path): sha256(path) for path in inputs},
     }
+
+
+def model_code() -> dict[str, str]:
+    """SHA-256 of the files of `model/`, whose code is saved with each model."""
+    return {path.name: sha256(path) for path in sorted((Path(__file__).parent / "model").glob("*.py"))}
 
 
 def command_line() -> str:

@@ -334,7 +334,7 @@ def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny
     shutil.copytree(tiny_run.root, "runs/short")
     plant(Path("runs/short"))
     with pytest.raises(UsageError) as refusal:
-        publish(parse_arguments(["runs/short", REPO, "--dry_run"]))
+        publish(parse_arguments(["runs/short", REPO, "--dry_run", "--allow_modified_code"]))
     said = str(refusal.value)
     assert said.startswith(f"{where} holds what looks like a Hugging Face token (")
     assert "revoke it where it was made" in said
@@ -345,7 +345,7 @@ def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny
 @slow
 def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub, push, run):
     add_line(run.model / "gpt.py", f"# {TOKEN}")
-    done = push(*QUICK)
+    done = push(*QUICK, "--allow_modified_code")
     assert done.status == 2
     assert done.refusal.startswith("gpt.py holds what looks like the Hugging Face token in use (line ")
     assert hub.requests == []

@@ -5,6 +5,7 @@ import re
 import shutil
 import stat
 import string
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +36,12 @@ from gpt2small_hf.runs import (
 )
 from upload.arguments import parse_arguments
 from upload.card import render
+from upload.checks import CODE
 from upload.facts import Publication
 from upload.privacy import SECRETS, chat_questions, check_secrets, scrubbed
 from upload.push import publish
 from upload.source import find
-from upload.stage import CODE, files_of, is_loaded, is_ours, let_others_read, stage, stage_license, stage_native
+from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_license, stage_native
 
 CODE_FILES = {"configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -251,7 +253,7 @@ def test_what_is_staged_is_a_copy_that_others_may_read_and_the_runs_own_files_st
 def test_code_is_that_beside_the_weights_or_this_checkouts_if_asked_for(bare):
     with (bare / "gpt.py").open("a") as file:
         file.write("# as it was then\n")
-    assert (staged(bare) / "gpt.py").read_bytes() == (bare / "gpt.py").read_bytes()
+    assert (staged(bare, allow_modified_code=True) / "gpt.py").read_bytes() == (bare / "gpt.py").read_bytes()
     folder = staged(bare, new_code=True)
     for name in CODE_FILES:
         assert (folder / name).read_bytes() == (CODE / name).read_bytes()
@@ -262,7 +264,40 @@ def test_code_that_a_file_imports_comes_along_wherever_it_imports_it(bare):
     (bare / "near.py").write_text("def far():\n    from .far import math\n    return math\n")
     with (bare / "gpt.py").open("a") as file:
         file.write("from .near import far\n")
-    assert set(files_of(staged(bare))) == MODEL | CODE_FILES | {"near.py", "far.py"}
+    assert set(files_of(staged(bare, allow_modified_code=True))) == MODEL | CODE_FILES | {"near.py", "far.py"}
+
+
+def test_modified_code_is_refused_unless_the_run_recorded_it_or_the_flag_allows_it(run):
+    assert read_json(run.resolved)["made_by"]["model_code"]["gpt.py"] == sha256(CODE / "gpt.py")
+    with (run.model / "gpt.py").open("a") as file:
+        file.write("import os  # as somebody has changed it\n")
+    assert refusal(run.root).startswith(
+        f"{run.model / 'gpt.py'} differs from the package's {CODE / 'gpt.py'}, and from"
+    )
+    assert stated(staged(run.root, allow_modified_code=True), run) == ["`gpt.py` differs from"]
+    for path in (run.resolved, run.heldout):  # a run resumed with another version records that one at its end
+        told = read_json(path)
+        recorded = {**told["made_by"], "model_code": {"gpt.py": sha256(run.model / "gpt.py")}}
+        write_json(path, {**told, "made_by": recorded})
+        assert stated(staged(run.root), run) == []
+        write_json(path, told)
+
+
+def stated(folder: Path, run: RunFolder) -> list[str]:
+    """What the card states of modified code."""
+    text = render(find(run.root), folder, Publication("you/short"))
+    return re.findall(r"\*\*Modified code:\*\* (.*?) the files of gpt2small_hf", text)
+
+
+def test_code_of_an_earlier_version_in_the_history_of_the_package_is_published(bare):
+    log = ["git", "-C", str(CODE), "log", "--format=%H", "--", "gpt.py"]
+    commits = subprocess.run(log, capture_output=True, text=True).stdout.split()
+    if len(commits) < 2:
+        pytest.skip("the history of the package is not here")
+    show = ["git", "-C", str(CODE), "show", f"{commits[1]}:./gpt.py"]
+    (bare / "gpt.py").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    assert sha256(bare / "gpt.py") != sha256(CODE / "gpt.py")
+    assert sha256(staged(bare) / "gpt.py") == sha256(bare / "gpt.py")
 
 
 def test_files_are_told_with_size_and_hash_and_sorted(bare):
@@ -532,7 +567,7 @@ def test_missing_code_is_refused_with_what_to_do(name, bare):
 def test_what_strangers_have_is_no_reason_to_refuse(bare):
     with (bare / "gpt.py").open("a") as file:
         file.write("import os.path\nimport torch.nn\nfrom transformers.utils import logging\nimport huggingface_hub\n")
-    assert "gpt.py" in files_of(staged(bare))
+    assert "gpt.py" in files_of(staged(bare, allow_modified_code=True))
 
 
 # ---- tokenizer --------------------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
     add("--allow_worse_than_base", action="store_true", help="Publish a model whose held-out loss is above that before "
         "training.")  # fmt: skip
+    add("--allow_modified_code", action="store_true", help="Publish model code that is neither this package's nor the "
+        "code recorded in training. The card states it.")  # fmt: skip
     add("--publish_chat_questions", action="store_true", help="Publish the prompts that a run took from its chats "
         "because none were given, and the model's answers to them. Unset: they are left out.")  # fmt: skip
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")

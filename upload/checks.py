@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
+import gpt2small_hf.model
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
+from gpt2small_hf.runs import RunFolder, UsageError, model_code, read_json, sha256
 from upload.source import Source
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -26,6 +28,8 @@ OF_CHECKPOINTS = re.compile(
 )
 """What the Trainer keeps beside a checkpoint's weights. training_args.bin can hold a token."""
 PICKLED = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
+CODE = Path(gpt2small_hf.model.__file__).parent
+"""The package's own code of the model."""
 STRANGERS_HAVE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
 
 
@@ -142,6 +146,48 @@ def check_code(folder: Path) -> None:
                     f"{path.name} imports {name}, which strangers do not have: only torch, transformers and what comes "
                     "with them. Import siblings as `from .gpt import GPT`."
                 )
+
+
+def modified_code(source: Source, folder: Path) -> list[str]:
+    """List the files of code in a staged folder that are neither the package's nor those that the run recorded.
+
+    The package's are those of any version in the history of this checkout: a model saved by an earlier version brings
+    the code of that time, and runs did not always record it.
+    """
+    known = [model_code()]
+    if source.run is not None:
+        made = [source.run.resolved["made_by"], (source.run.heldout or {}).get("made_by", {})]
+        known += [one.get("model_code", {}) for one in made]
+    return [
+        path.name
+        for path in sorted(folder.glob("*.py"))
+        if sha256(path) not in [files.get(path.name) for files in known]
+        and git_blob(path.read_bytes()) not in _committed(path.name)
+    ]
+
+
+def _committed(name: str) -> set[str]:
+    """Git's hashes of all versions of a file of the model's code; none outside a checkout."""
+    command = ["git", "-C", str(CODE), "log", "--format=", "--raw", "--no-abbrev", "--", name]
+    try:
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return set()
+    return {line.split()[3] for line in log.splitlines()}
+
+
+def git_blob(data: bytes) -> str:
+    """Return the hash that git gives to a file with these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def check_code_is_known(source: Source, folder: Path) -> None:
+    """Raise: UsageError if code in a staged folder was changed: loading the model would run it."""
+    if changed := modified_code(source, folder):
+        raise UsageError(
+            f"{source.model / changed[0]} differs from the package's {CODE / changed[0]}, and from what was recorded "
+            "in training. Restore that file, or publish this one: --allow_modified_code (the card states it)."
+        )
 
 
 # ---- what must fit together ----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
-from upload.checks import check_sizes, weight_files
+from upload.checks import check_sizes, modified_code, weight_files
 from upload.privacy import scrubbed
 from upload.source import Source
 from upload.stage import CHARTS
@@ -88,6 +88,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],
         "lora_targets": None if publication.native else LORA_TARGETS,  # PEFT knows transformers' own GPT-2
         "code": sorted(path.name for path in folder.glob("*.py")),
+        "modified_code": modified_code(source, folder),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
         "chat": chat,
         "spoken": _spoken(folder, prompt) if chat else None,

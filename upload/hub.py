@@ -6,7 +6,6 @@ landed but the answer was lost; it is refused when somebody else has committed m
 
 from __future__ import annotations
 
-import hashlib
 import re
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from huggingface_hub.utils import disable_progress_bars
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.arguments import AuthError, token_in_use
 from upload.card import is_untouched
+from upload.checks import git_blob
 from upload.stage import LICENSE, Files, is_loaded, is_ours
 
 MAIN = "main"
@@ -442,8 +442,7 @@ def is_same(there: RepoFile | None, here: Path) -> bool:
         return False
     if there.lfs is not None:
         return there.lfs.sha256 == sha256(here)
-    data = here.read_bytes()
-    return there.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+    return there.blob_id == git_blob(here.read_bytes())
 
 
 @contextmanager

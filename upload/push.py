@@ -219,7 +219,13 @@ def prepare(args: Namespace, one: Plan) -> None:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
         else:
-            stage.stage(one.source, folder, new_code=args.code_only, questions=args.publish_chat_questions)
+            stage.stage(
+                one.source,
+                folder,
+                new_code=args.code_only,
+                allow_modified_code=args.allow_modified_code,
+                questions=args.publish_chat_questions,
+            )
         stage.stage_license(folder, args.license, native=native)
         if one.revision == "main" or not args.all_checkpoints:
             loaded = card.fingerprint(stage.files_of(folder))

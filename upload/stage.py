@@ -18,8 +18,10 @@ from typing import Any
 from gpt2small_hf.convert import convert
 from gpt2small_hf.runs import UsageError, is_leftover, read_json, sha256, write_json
 from upload.checks import (
+    CODE,
     INDEX,
     check_code,
+    check_code_is_known,
     check_finite,
     check_links,
     check_nothing_empty,
@@ -33,7 +35,6 @@ from upload.privacy import chat_questions, scrubbed, without_prompts
 from upload.source import Source
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-CODE = REPOSITORY / "gpt2small_hf" / "model"
 LICENSE = REPOSITORY / "LICENSE"
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
 
@@ -53,14 +54,21 @@ Files = dict[str, dict[str, Any]]
 """Path in the repository → `size` in bytes and `sha256`."""
 
 
-def stage(source: Source, folder: Path, *, new_code: bool = False, questions: bool = False) -> None:
+def stage(
+    source: Source,
+    folder: Path,
+    *,
+    new_code: bool = False,
+    allow_modified_code: bool = False,
+    questions: bool = False,
+) -> None:
     """Put what a stranger needs, and what shows how it came to be, into an empty `folder`. README.md is not made here.
 
-    `new_code` takes the model's code from this checkout, not from beside the weights. `questions` keeps the
-    prompts that the run took from its chats.
+    `new_code` takes the model's code from this checkout, not from beside the weights; `allow_modified_code` accepts
+    code that is neither the package's nor the run's. `questions` keeps the prompts that the run took from its chats.
 
-    Raises: UsageError for a link out of the run, pickled files, files that are missing, code that a stranger cannot
-        run, weights that are not finite or not those that were measured, and a tokenizer of another model.
+    Raises: UsageError for a link out of the run, pickled files, files that are missing, code that was changed or needs
+        other packages, weights that are not finite or not those that were measured, and a tokenizer of another model.
     """
     folder.mkdir(parents=True)
     check_links(source)
@@ -83,6 +91,8 @@ def stage(source: Source, folder: Path, *, new_code: bool = False, questions: bo
 
     check_nothing_empty(source, folder)
     check_code(folder)
+    if not allow_modified_code:
+        check_code_is_known(source, folder)
     check_results_are_theirs(source, folder)
     check_tokenizer(source, folder)
     forget_place(folder / "tokenizer_config.json")
