@@ -44,6 +44,26 @@ from upload.verify import (
     visit,
 )
 
+WHAT_MODEL_CODE_SEES = """
+
+import os as _os
+from pathlib import Path as _Path
+
+from huggingface_hub import constants as _constants
+from huggingface_hub import get_token as _get_token
+
+_seen = [name for name, value in _os.environ.items() if "planted" in value]
+_names = ("~/.cache/huggingface/token", "~/.netrc", _constants.HF_TOKEN_PATH)
+_files = [_Path(name).expanduser() for name in _names]
+_seen += [str(path) for path in _files if path.exists()] + [_get_token() or "no token"]
+with _Path(_os.environ["TMPDIR"], "seen.txt").open("a") as _file:
+    _file.write(f"{_seen}, offline {_os.environ['HF_HUB_OFFLINE']}\\n")
+"""
+CREDENTIALS = (
+    *("HF_TOKEN", "HF_HUB_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"),
+    *("AWS_SESSION_TOKEN", "WANDB_API_KEY", "SECRET_X", "https_proxy"),
+)
+
 QUICK_START = """
 # A model
 
@@ -132,20 +152,22 @@ def test_requirements_are_followed_where_their_markers_hold_and_with_the_extras_
     assert modules_of(metadata.distribution("quick")) == {"q_package", "q_alone"}
 
 
-def test_a_stranger_gets_of_our_environment_what_it_needs_and_no_secret_while_offline(tmp_path):
+def test_isolated_process_gets_only_listed_variables_and_an_empty_home(tmp_path):
     given = {
         **{"PATH": "/bin", "OMP_NUM_THREADS": "2", "PYTHONPATH": "/ours", "HOME": "/me", "HF_HOME": "/me/cache"},
-        **{"HF_TOKEN": "hf_mine", "HF_ENDPOINT": "http://hub", "https_proxy": "http://proxy", "WANDB_API_KEY": "key"},
-        **{"CUDA_VISIBLE_DEVICES": "0", "HF_HUB_OFFLINE": "1"},
+        **{
+            "HF_TOKEN": "hf_mine",
+            "HF_ENDPOINT": "http://hub",
+            "https_proxy": "http://me:word@proxy",
+            "SECRET_X": "key",
+        },
+        **{"CUDA_VISIBLE_DEVICES": "0", "HF_HUB_OFFLINE": "0", "HF_TOKEN_PATH": "/me/token"},
     }
-    home = str(tmp_path / "home")
-    always = {"PATH": "/bin", "OMP_NUM_THREADS": "2", "HOME": home, "USERPROFILE": home, "CUDA_VISIBLE_DEVICES": ""}
-    always["HF_HOME"] = str(tmp_path / "cache")
-    offline = environment(tmp_path, "hf_given", online=False, given=given)
-    assert offline == {**always, "HF_HUB_OFFLINE": "1"}
-    online = {**always, "HF_ENDPOINT": "http://hub", "https_proxy": "http://proxy"}
-    assert environment(tmp_path, None, online=True, given=given) == online
-    assert environment(tmp_path, "hf_given", online=True, given=given) == {**online, "HF_TOKEN": "hf_given"}
+    home, hub = str(tmp_path / "home"), tmp_path / "cache"
+    listed = {"PATH": "/bin", "OMP_NUM_THREADS": "2", "HOME": home, "USERPROFILE": home, "CUDA_VISIBLE_DEVICES": ""}
+    listed |= {"HF_HOME": str(hub), "HF_HUB_OFFLINE": "1"}
+    assert environment(tmp_path, given=given) == {**listed, "HF_HUB_CACHE": str(hub / "hub")}
+    assert environment(tmp_path, Path("/down"), given) == {**listed, "HF_HUB_CACHE": str(Path("/down"))}
 
 
 def test_only_the_same_code_in_float32_must_agree_to_the_bit():
@@ -391,20 +413,42 @@ def test_classes_from_elsewhere_are_refused(visited, expected):
 
 
 @pytest.mark.slow
-def test_a_private_chat_model_in_bfloat16_is_loaded_from_the_hub_at_its_commit(chat_run, tmp_path, monkeypatch):
+def test_a_private_chat_model_in_bfloat16_is_loaded_at_its_commit_without_any_credential(
+    chat_run, tmp_path, monkeypatch
+):
     staged = Path(shutil.copytree(chat_run.model, tmp_path / "staged"))
     AutoModelForCausalLM.from_pretrained(staged, dtype=torch.bfloat16).save_pretrained(staged)
+    with (staged / "gpt.py").open("a") as file:
+        file.write(WHAT_MODEL_CODE_SEES)
     card = QUICK_START + "```python\nprint(1)\n```\n"  # its tag is not there yet
+    cache, home = tmp_path / "cache", tmp_path / "home"
+    for path in (home / ".cache" / "huggingface" / "token", home / ".netrc"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("planted")
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("HF_HOME", str(home / ".cache" / "huggingface"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    for name in CREDENTIALS:
+        monkeypatch.setenv(name, f"planted-{name}")
     with HubServer() as hub:
         hub.create("you/tiny", private=True)
         commit = hub.commit("you/tiny", {file.name: file for file in staged.iterdir()}).oid
         hub.commit("you/tiny", {"model.safetensors": b"somebody else's"})
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        download = f"""if True:
+            from upload.hub import Hub
+            from pathlib import Path
+            Hub().download("you/tiny", {commit!r}, Path({str(cache)!r}))"""
+        told = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        told |= {"PYTHONPATH": str(REPOSITORY), "https_proxy": ""}
+        subprocess.run([sys.executable, "-c", download], check=True, env={**os.environ, **told})
+        asked = len(hub.requests)
         checked = check(
-            "you/tiny", reference=staged, card=card, repo_id="you/tiny", tag="v1", revision=commit, token=TOKEN
+            "you/tiny", reference=staged, card=card, repo_id="you/tiny", tag="v1", revision=commit, cache=cache
         )
+        assert len(hub.requests) == asked  # what runs the model's code asks the Hub nothing
         assert not hub.unknown_routes
         assert not hub.leaks
+    assert set((tmp_path / "seen.txt").read_text().splitlines()) == {"['no token'], offline 1"}  # nor did it run here
     assert checked.commit == commit
     assert all(commit in name for name in checked.classes)
     assert 0 <= checked.logit_difference <= checked.tolerance < 1

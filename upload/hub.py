@@ -20,6 +20,7 @@ import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
+    LocalEntryNotFoundError,
     OfflineModeIsEnabled,
     RepositoryNotFoundError,
     RevisionNotFoundError,
@@ -37,6 +38,8 @@ MAIN = "main"
 WAITS = (1, 2, 4, 8)
 """Seconds before a commit is tried again. Uploads the client retries by itself."""
 TRANSIENT = {408, 429, 500, 502, 503, 504}
+LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+"""Of a repository: what transformers may load, whoever put it there."""
 OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 """Model types of repositories that a push may go on with."""
 MOST_WAIT = 60
@@ -378,6 +381,13 @@ class Hub:
             raise VerifyError(f"{lacking[0]} is not in {remote.repo_id} at {commit[:12]}. Give the same command again.")
         return found.checked_count
 
+    def download(self, repo_id: str, commit: str, cache: Path) -> None:
+        """Download what transformers may load of a commit into a new Hub cache."""
+        with answers(f"downloading {repo_id} at {commit[:12]}"):
+            self.api.snapshot_download(
+                repo_id, revision=commit, cache_dir=cache, allow_patterns=LOADED, ignore_patterns="*/*.safetensors"
+            )
+
     def tag(self, remote: Remote, tag: str, commit: str, message: str) -> bool:
         """Mark a commit. A tag that is there stays: `check_tag` has seen that it marks the same model.
 
@@ -461,7 +471,7 @@ def answers(what: str) -> Iterator[None]:
                 f"access: {constants.ENDPOINT}/settings/tokens"
             ) from None
         raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
-    except (httpx2.HTTPError, ConnectionError) as error:
+    except (httpx2.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:  # the last: of a download
         raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
 
 

@@ -14,6 +14,7 @@ import sys
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -391,18 +392,20 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         record["verified"] = {"checksums": n_files}
         say("verified", f"checksums of {n_files} files")
     else:
-        waiting(f"a stranger with an empty cache loads {one.repo_id} from the Hub …")
+        waiting(f"downloading {one.repo_id} from the Hub, to load it in an isolated process …")
         try:
-            found = check(
-                one.repo_id,
-                revision=pushed.commit,
-                reference=one.source.model,
-                card=(one.folder / "README.md").read_text(encoding="utf-8"),
-                repo_id=one.repo_id,
-                tag=one.publication.pin,
-                native=one.publication.native,
-                token=hub.token,
-            )
+            with TemporaryDirectory(prefix="downloaded-", ignore_cleanup_errors=True) as cache:
+                hub.download(one.repo_id, pushed.commit, Path(cache))  # here: what loads it has no token
+                found = check(
+                    one.repo_id,
+                    revision=pushed.commit,
+                    reference=one.source.model,
+                    card=(one.folder / "README.md").read_text(encoding="utf-8"),
+                    repo_id=one.repo_id,
+                    tag=one.publication.pin,
+                    native=one.publication.native,
+                    cache=Path(cache),
+                )
         except CheckError as error:
             raise VerifyError(
                 f"{one.repo_id} at {pushed.commit[:12]} is there but does not work for a stranger: {error} It was not "

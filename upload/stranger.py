@@ -1,4 +1,4 @@
-"""A stranger: loads a model, of a folder or the Hub, with torch, transformers and what these need, and nothing else.
+"""A stranger: loads a model, of a folder or Hub cache, with torch, transformers and what these need, and nothing else.
 
 python -I -S upload/stranger.py REQUEST.json
 
@@ -39,7 +39,7 @@ class Request:
     path: list[str]  # folders with packages
     modules: list[str]  # top-level names that may be imported from them
     distributions: list[str]  # what pip calls the packages that these belong to, normalized
-    where: str  # a model folder, or a repository's id
+    where: str  # a model folder, or the id of a repository in the cache
     revision: str | None  # of the repository: a commit
     remote_code: bool  # whether the model brings its classes
     ids: list[int]  # token ids whose logits are asked for
@@ -262,7 +262,7 @@ class Visit:
             return
         from huggingface_hub import constants
 
-        # The cache was empty: what lies there now is what was loaded.
+        # Another commit in the cache could have been loaded in its place.
         cached = Path(constants.HF_HUB_CACHE) / ("models--" + self.request.where.replace("/", "--")) / "snapshots"
         commits = sorted(folder.name for folder in cached.iterdir())
         if commits != [self.request.revision]:

@@ -34,13 +34,9 @@ OPENING = "Once upon a time there was a model"
 TEXTS = ["def f(x):\n    return  x  # two spaces\n\n", "naïve café: 12,345 ≥ 日本語 🙂"]
 PROMPT_TOKENS = 64
 
+# The only variables of ours that the isolated process has: model code runs there, and a credential may be in any other.
 KEPT = {"PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
 KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_")  # they decide how additions are ordered
-KEPT_ONLINE = {
-    *("HF_ENDPOINT", "HF_HUB_DISABLE_XET", "HF_HUB_DOWNLOAD_TIMEOUT", "HF_HUB_ETAG_TIMEOUT"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy"),
-    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-}
 
 
 class CheckError(Exception):
@@ -90,7 +86,7 @@ def check(
     tag: str | None,
     revision: str | None = None,
     native: bool = False,
-    token: str | None = None,
+    cache: Path | None = None,
     timeout: float = ENOUGH_SECONDS,
 ) -> Checked:
     """Let a stranger load and use a model, and compare it with the one it was staged from.
@@ -101,9 +97,9 @@ def check(
         card: the Markdown whose Python blocks are run.
         repo_id: what the card calls the model.
         tag: the revision that the card names, which need not exist yet.
-        revision: a commit. Without it nothing is asked of the network.
+        revision: a commit.
         native: `where` is a GPT-2 that needs no remote code.
-        token: to read a private repository.
+        cache: the Hub cache into which that commit was downloaded. The process that loads it has no network.
         timeout: seconds after which the stranger is ended.
 
     Raises: CheckError for the first thing that is not as it should be.
@@ -114,7 +110,7 @@ def check(
     what = f"{where} at {revision[:8]}" if revision else str(where)
     expected = read_reference(reference)
     blocks = [bound(code, repo_id, where, tag, revision) for code in codes(card)]
-    answer, logits = visit(str(where), revision, what, expected, blocks, native=native, token=token, timeout=timeout)
+    answer, logits = visit(str(where), revision, what, expected, blocks, native=native, cache=cache, timeout=timeout)
     difference, allowed = compare(answer, logits, expected, what, native=native)
     return Checked(
         logit_difference=difference,
@@ -166,7 +162,7 @@ def visit(
     blocks: list[str],
     *,
     native: bool = False,
-    token: str | None = None,
+    cache: Path | None = None,
     timeout: float = ENOUGH_SECONDS,
 ) -> tuple[dict[str, Any], Tensor]:
     """Let a stranger load `where`, which messages call `what`, and run `blocks`.
@@ -190,7 +186,7 @@ def visit(
             answer=str(Path(place, "answer.json")),
             threads=torch.get_num_threads(),  # more, or fewer, would add in another order
         )
-        answer = ask(request, Path(place), what, environment(Path(place), token, online=revision is not None), timeout)
+        answer = ask(request, Path(place), what, environment(Path(place), cache), timeout)
         if failed := answer.get("failed"):
             report(failed, what, request)
         raw = bytearray(Path(request.answer + ".logits").read_bytes())
@@ -231,17 +227,16 @@ def modules_of(distribution: metadata.Distribution) -> set[str]:
     return {name for name in names if name.isidentifier()} - {"__pycache__"}
 
 
-def environment(
-    place: Path, token: str | None, *, online: bool, given: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """The stranger's variables: an empty home and cache in `place`, no GPU, and of `given` what is needed."""
-    wanted = KEPT | KEPT_ONLINE if online else KEPT
-    kept = {name: value for name, value in given.items() if name in wanted or name.startswith(KEPT_PREFIXES)}
-    home = str(place / "home")
-    kept |= {"HOME": home, "USERPROFILE": home, "HF_HOME": str(place / "cache"), "CUDA_VISIBLE_DEVICES": ""}
-    if not online:
-        return {**kept, "HF_HUB_OFFLINE": "1"}
-    return {**kept, "HF_TOKEN": token} if token else kept
+def environment(place: Path, cache: Path | None = None, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables of the isolated process: no network, no GPU, no credential.
+
+    Model code runs there. Home and the Hub's home are empty folders in `place`: no stored token is found through them.
+    `cache` is the Hub cache to load from. Of `given`, only `KEPT` and `KEPT_PREFIXES` are passed on.
+    """
+    kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
+    home, hub = str(place / "home"), place / "cache"
+    kept |= {"HOME": home, "USERPROFILE": home, "CUDA_VISIBLE_DEVICES": ""}
+    return {**kept, "HF_HOME": str(hub), "HF_HUB_CACHE": str(cache or hub / "hub"), "HF_HUB_OFFLINE": "1"}
 
 
 def ask(request: Request, place: Path, what: str, env: dict[str, str], timeout: float) -> dict[str, Any]:
