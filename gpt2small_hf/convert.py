@@ -10,7 +10,16 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from gpt2small_hf.runs import RunFolder, UsageError, give_usual_permissions, is_leftover, whole, writing_alone
+from gpt2small_hf.runs import (
+    RunFolder,
+    UsageError,
+    give_usual_permissions,
+    is_leftover,
+    read_json,
+    whole,
+    write_json,
+    writing_alone,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +65,8 @@ def convert(
             source.build(to).save_pretrained(unfinished)
             if words is not None:
                 words.save_pretrained(unfinished)
+                if to == "gpt2":
+                    use_tokenizer_class_of_transformers_4(unfinished / "tokenizer_config.json")
             give_usual_permissions(unfinished)
             difference = check(source, unfinished)
     except OSError as error:
@@ -133,6 +144,13 @@ def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | No
         for id_name in ("bos_token_id", "eos_token_id", "pad_token_id"):
             setattr(config, id_name, getattr(tokenizer, id_name))
     return tokenizer
+
+
+def use_tokenizer_class_of_transformers_4(path: Path) -> None:
+    """Replace the class name `TokenizersBackend`, which transformers 4 does not know, by its alias there and in 5."""
+    settings = read_json(path)
+    if settings["tokenizer_class"] == "TokenizersBackend":
+        write_json(path, {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def check(source: Source, folder: Path) -> float:

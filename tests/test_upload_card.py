@@ -5,6 +5,7 @@ import html.parser
 import re
 import shutil
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -377,6 +378,7 @@ def test_of_an_unfinished_run_the_card_is_that_of_its_checkpoint(cards):
 def test_the_native_form_names_its_class_needs_no_remote_code_and_points_to_the_other(cards):
     card = cards["native"]
     assert "trust_remote_code" not in card.prose
+    assert f"Tested with transformers 4.57.1 and {version('transformers')}." in card.prose
     assert "[you/short](https://huggingface.co/you/short)" in card.prose
     assert card.table("class")["class"] == ["GPT2LMHeadModel (model_type gpt2)"]
     assert "trust_remote_code=True" in cards["converted"].prose

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from upload.stage import CHARTS
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""
+NATIVE_TRANSFORMERS = "4.57.1"
+"""The version of transformers 4 under which a native folder was tried."""
 QUESTION = "Who are you?"
 """Of the example in the card of a chat model that has no prompt to publish."""
 MOST_SAMPLES = 3
@@ -90,6 +93,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "code": sorted(path.name for path in folder.glob("*.py")),
         "modified_code": modified_code(source, folder),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
+        "native_transformers": [NATIVE_TRANSFORMERS, version("transformers")],
         "chat": chat,
         "spoken": _spoken(folder, prompt) if chat else None,
         "prompt": prompt,
