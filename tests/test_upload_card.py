@@ -25,7 +25,7 @@ from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha2
 from gpt2small_hf.training.budget import flops_per_token
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
 from upload.checks import check_sizes
-from upload.facts import Publication, about, loss_then, plural, training_seconds, worse
+from upload.facts import Publication, about, linked_repositories, loss_then, plural, training_seconds, worse
 from upload.source import Source, find
 from upload.stage import files_of, stage, stage_license, stage_native
 
@@ -748,7 +748,13 @@ def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_ba
 
 def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_base):
     change(with_base.resolved, base={"init_from": "somebody/their-base", "of_hub": True})
-    assert card_of(with_base.root).metadata["base_model"] == "somebody/their-base"
+    card = card_of(with_base.root)
+    assert card.metadata["base_model"] == "somebody/their-base"
+    assert linked_repositories(card.source, card.publication) == [("model", "somebody/their-base")]
+    card = card_of(with_base.root, private=frozenset({"somebody/their-base"}))
+    assert card.metadata.get("base_model") is None
+    assert "The private model their-base learned" in card.prose
+    assert "somebody/their-base" not in card.prose
     for gone in ("runs/gone/model", "/data/runs/gone/model", "out/checkpoints/checkpoint-10", "out/mine"):
         change(with_base.resolved, base={"init_from": gone, "of_hub": False})
         assert card_of(with_base.root).metadata.get("base_model") is None

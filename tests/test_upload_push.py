@@ -187,6 +187,19 @@ def test_a_public_repository_is_hidden_before_anything_new_is_in_it_if_asked(hub
 
 
 @slow
+def test_a_private_base_model_is_not_linked(hub, push, run):
+    hub.create("you/base", private=True)
+    write_json(
+        run.resolved,
+        {**read_json(run.resolved), "base": {"init_from": "you/base", "of_hub": True, "sha256": "0" * 64}},
+    )
+    done = push(*QUICK, "--public")
+    assert done.status == 0, done.err
+    assert "private   you/base: the card does not link it\n" in done.out
+    assert "huggingface.co/you/base" not in published(hub)["README.md"].decode()
+
+
+@slow
 def test_a_public_repository_stays_so_unless_asked(hub, push, run):
     hub.create(REPO)
     assert push(*QUICK).status == 0

@@ -58,6 +58,18 @@ class Publication:
     baseline: Run | None = None
     branches: list[dict[str, Any]] = field(default_factory=list)
     """Of the checkpoints beside it: `revision`, `step`, `tokens`, `loss`."""
+    private: frozenset[str] = frozenset()
+    """Repositories that not everybody may see: the card does not link them."""
+
+
+def linked_repositories(source: Source, publication: Publication) -> list[tuple[str, str]]:
+    """List the repositories that the card links, beside its own: type (`model` or `dataset`) and id."""
+    base, data, converted = _base(source.run, publication), _data(source.run, frozenset()), _converted(source)
+    datasets = {*(data["datasets"] if data else []), converted["dataset"] if converted else None}
+    models = {base["repo"] if base else None, publication.twin}
+    return [
+        (kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in sorted(names - {None})
+    ]
 
 
 def facts(source: Source, folder: Path, publication: Publication) -> dict[str, Any]:
@@ -75,13 +87,15 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     # As it is staged: without prompts that are not to be published.
     prompts = read_json(folder / "resolved.json")["run"]["prompts"] if run else []
     prompt = prompts[0] if prompts else QUESTION if chat else PROMPT
-    base = _base(run, publication.repo_id)
+    base, converted = _base(run, publication), _converted(source)
+    if converted and converted["dataset"] in publication.private:
+        converted["dataset"] = None
     return {
         "name": publication.repo_id.split("/")[-1],
         "repo_id": publication.repo_id,
         "pin": publication.pin,
         "native": publication.native,
-        "twin": publication.twin,
+        "twin": None if publication.twin in publication.private else publication.twin,
         "license": publication.license,
         "languages": publication.languages,
         "config": {**config.to_dict(), "model_type": settings["model_type"]},
@@ -99,7 +113,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "prompt": prompt,
         "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
         "base": base,
-        "converted": _converted(source),
+        "converted": converted,
         "checkpoint": source.is_checkpoint,
         "on_the_way": source.is_checkpoint and not _is_last(source),
         "step": source.step,
@@ -113,7 +127,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         "samples": _samples(source, folder, prompts),
         "ladder": _ladder(source, prompts),
-        "data": _data(run),
+        "data": _data(run, publication.private),
         "training": _training(run) if run else None,
         "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
         "command": scrubbed(run.resolved["made_by"]["command"]) if run else None,
@@ -149,8 +163,8 @@ def _dtype(folder: Path) -> str:
     return ", ".join(sorted(words.get(name, name) for name in found))
 
 
-def _base(run: Run | None, repo_id: str) -> dict[str, Any] | None:
-    """The model that a run began with: `name`, and `repo` where it is on the Hub."""
+def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
+    """Return the base model of a run: `kind`, `name`, and `repo` if it is on the Hub for everybody."""
     if run is None or not run.resolved.get("base"):
         return None
     name, digest = run.resolved["base"]["init_from"], run.resolved["base"]["sha256"]
@@ -161,11 +175,13 @@ def _base(run: Run | None, repo_id: str) -> dict[str, Any] | None:
             for told in [found := read_json(published), *found.get("others", [])]:
                 same = any(file["sha256"] == digest for file in told.get("files", {}).values())  # as the run began with
                 there = told.get("verified") and not told.get("pull_request") and not told.get("native")
-                if same and there and told["repo_id"] != repo_id:
-                    return {"name": told["repo_id"], "repo": told["repo_id"]}
+                if same and there and told["repo_id"] not in (publication.repo_id, *publication.private):
+                    return {"kind": "run", "name": told["repo_id"], "repo": told["repo_id"]}
     is_id = run.resolved["base"].get("of_hub", _is_hub_id(name))
     shown = path.parent.name if path.name == "model" else path.name
-    return {"name": name if is_id else shown, "repo": name if is_id else None}
+    if is_id and name in publication.private:
+        return {"kind": "private model", "name": shown, "repo": None}
+    return {"kind": "run", "name": name if is_id else shown, "repo": name if is_id else None}
 
 
 def _converted(source: Source) -> dict[str, Any] | None:
@@ -208,10 +224,11 @@ def _is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
-def _hub_dataset(origin: dict[str, Any]) -> str | None:
+def _hub_dataset(origin: dict[str, Any], private: frozenset[str]) -> str | None:
     """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
     name = _dataset(origin)
-    return name if _is_hub_id(name) and not origin.get("sha256") and not origin.get("file") else None
+    is_linked = _is_hub_id(name) and not origin.get("sha256") and not origin.get("file") and name not in private
+    return name if is_linked else None
 
 
 def _rows_until(source: Source) -> list[dict[str, Any]]:
@@ -313,7 +330,7 @@ def _ladder(source: Source, prompts: list[str]) -> str | None:
     )
 
 
-def _data(run: Run | None) -> dict[str, Any] | None:
+def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
     """What it was trained on, as far as the run knows."""
     if run is None or "sources" not in run.resolved["data"]:
         return None
@@ -322,10 +339,10 @@ def _data(run: Run | None) -> dict[str, Any] | None:
     tokenizer = told.get("tokenizer")
     chats = told["train"] if run.chats else None
     return {
-        "sources": [_origin(origin) for origin in origins[:MOST_FILES]],
+        "sources": [_origin(origin, private) for origin in origins[:MOST_FILES]],
         "more": max(0, len(origins) - MOST_FILES),
         "n_sources": len(origins),
-        "datasets": sorted({name for origin in origins if (name := _hub_dataset(origin))}),
+        "datasets": sorted({name for origin in origins if (name := _hub_dataset(origin, private))}),
         "train_tokens": (chats or told["splits"]["train"])["tokens"],
         "documents": None if chats else told["splits"]["train"]["documents"],
         "conversations": chats["conversations"] if chats else None,
@@ -346,12 +363,12 @@ def _dataset(origin: dict[str, Any]) -> str:
     return str(origin.get("dataset") or origin.get("name", "").split(":")[0].split("[")[0])
 
 
-def _origin(origin: dict[str, Any]) -> dict[str, Any]:
+def _origin(origin: dict[str, Any], private: frozenset[str]) -> dict[str, Any]:
     """One source of training data."""
     name = _dataset(origin) if origin.get("dataset") else origin.get("file") or origin["name"]
     return {
         "name": "Python's language reference, as CPython carries it" if name == "python-docs" else scrubbed(name),
-        "hub": _hub_dataset(origin),
+        "hub": _hub_dataset(origin, private),
         "config": origin.get("config"),
         "split": origin.get("split"),
         "revision": origin.get("revision"),

@@ -422,6 +422,15 @@ class Hub:
             self.api.add_collection_item(slug, repo_id, "model", exists_ok=True)
 
 
+def is_public(repo_id: str, kind: str = "model") -> bool:
+    """Return whether everybody may see a repository: the Hub is asked without a token."""
+    with answers(f"looking whether {repo_id} is public"):
+        try:
+            return not HfApi(token=False).repo_info(repo_id, repo_type=kind).private
+        except RepositoryNotFoundError:
+            return False
+
+
 @dataclass(frozen=True)
 class Changes:
     """What a push does to a branch."""

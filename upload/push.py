@@ -95,6 +95,10 @@ def publish(args: Namespace) -> dict[str, Any]:
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
     plans = plan(args, source, before)
+    if not args.dry_run:  # which asks the Hub nothing
+        private = private_links(args, plans[0])
+        for one in plans:
+            one.publication = replace(one.publication, private=private)
     with writing_alone(plans[0].folder):
         return publish_plans(args, plans, before)
 
@@ -178,6 +182,22 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     for one in plans:  # all of them, before any is written
         check_owned(one.folder)
     return plans
+
+
+def private_links(args: Namespace, one: Plan) -> frozenset[str]:
+    """Return the repositories that a card would link and not everybody may see: base model, data sets, native twin.
+
+    The twin matters only for a public model: it is made private with a private one.
+    """
+    from upload.facts import linked_repositories
+    from upload.hub import is_public
+
+    twin = one.publication.twin if args.public and not args.also_native else None
+    links = linked_repositories(one.source, replace(one.publication, twin=twin))
+    found = [name for kind, name in links if not is_public(name, kind)]
+    for name in found:
+        say("private", f"{name}: the card does not link it")
+    return frozenset(found)
 
 
 def flat(published: dict[str, Any]) -> list[dict[str, Any]]:
