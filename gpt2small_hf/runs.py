@@ -157,9 +157,15 @@ class RunFolder:
         """`former` while files are moved into it."""
         return self.root / ".former"
 
+    def is_own(self, path: Path) -> bool:
+        """Whether this project writes a file or folder of that name into a run's folder; all others are the user's."""
+        own = (self.recipe, self.resolved, self.metrics, self.samples, self.first_rows, self.checkpoints, self.model)
+        own += (self.adapter, self.heldout.parent, self.chart("").parent, self.report, self.published)
+        return path in own or path.name.startswith(self.staged.name) or is_leftover(path)
+
     @property
     def finished(self) -> bool:
-        """True once everything a run promises is on disk (the held-out result is written last)."""
+        """True once the model and its results are on disk. The held-out result is written last; charts may follow."""
         return self.heldout.exists()
 
 

@@ -288,7 +288,7 @@ def test_full_disk_ends_a_run_in_one_line_and_the_same_command_resumes(where, st
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr
     assert len(done.stderr.splitlines()[-1]) < 300
-    run_train(words)
+    assert run_train(words).chart("loss").exists()
 
 
 @contextmanager

@@ -42,6 +42,16 @@ def test_runs_are_refused_from_the_first_size_that_cannot_fit():
         check_memory(read(*sizes, "--num_hidden_layers", str(most + 1)))
 
 
+def test_model_of_another_run_is_not_judged_by_the_sizes_of_a_new_one(monkeypatch):
+    monkeypatch.setattr("gpt2small_hf.training.memory.machine_bytes", lambda: 2**30)
+    words = ("--use_cpu", "--hidden_size", "768", "--num_hidden_layers", "12", "--num_attention_heads", "12")
+    with pytest.raises(UsageError, match="this machine has"):
+        check_memory(read(*words))
+    check_memory(read("--use_cpu", "--init_from", "runs/tiny"))
+    with pytest.raises(UsageError, match="this machine has"):  # once they are known
+        check_memory(read("--use_cpu", "--init_from", "runs/tiny"), tiny_config(hidden_size=1024, vocab_size=50257))
+
+
 @pytest.mark.parametrize(
     "allowed", [("--optim", "adafactor", "--use_cpu"), ("--optim", "adamw_torch"), ("--optim", "sgd", "--use_cpu")]
 )

@@ -304,6 +304,44 @@ def test_missing_best_checkpoint_is_an_error_that_loses_no_checkpoint(moved, cap
     assert sha256(copy.model / "model.safetensors") == sha256(newest / "model.safetensors")
 
 
+def test_best_checkpoint_is_chosen_among_later_ones_if_the_former_best_is_missing(moved):
+    copy, _, words = moved
+    shutil.rmtree(copy.checkpoints / "checkpoint-4")
+    run_train([*words, str(copy.root), "--resume", str(copy.checkpoints / "checkpoint-8")])
+    state = read_json(copy.checkpoints / "checkpoint-20" / "trainer_state.json")
+    losses = {row["step"]: row["eval_loss"] for row in state["log_history"] if "eval_loss" in row and row["step"] > 8}
+    assert state["best_global_step"] == max(losses, key=lambda step: losses[step]) == 12  # the worst is best there
+
+
+def test_damaged_settings_of_a_run_are_one_line(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = RunFolder(tmp_path / "run")
+    shutil.copytree(tiny_run.root, copy.root)
+    for damage in ("{}", "[]", "{"):
+        copy.resolved.write_text(damage)
+        with pytest.raises(UsageError, match=r"resolved\.json"):
+            run_train(tiny_words(tmp_path, copy.root))
+
+
+def test_longer_run_is_begun_from_what_is_there(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    copy = RunFolder(tmp_path / "run")
+    shutil.copytree(tiny_run.root, copy.root)
+    for weights in ("run", "run/checkpoints/checkpoint-20"):
+        with pytest.raises(UsageError, match=rf"max_steps: 20 -> 30.*--init_from \S*{weights};"):
+            run_train([*tiny_words(tmp_path, copy.root), "--max_steps", "30"])
+        copy.heldout.unlink(missing_ok=True)
+
+
+def test_signal_says_when_weights_alone_were_saved(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    signal_at(7, monkeypatch)
+    with pytest.raises(
+        RunInterruptedError, match="checkpoint-7, of which training cannot resume: with --save_only_model"
+    ):
+        run_train([*tiny_words(tmp_path, tmp_path / "run"), "--save_only_model"])
+
+
 DAMAGES = {
     "missing": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),

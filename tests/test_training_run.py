@@ -276,6 +276,8 @@ def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_pat
     words = tiny_words(tmp_path, tmp_path / "run")
     run = run_train([*words, "--max_steps", "2", "--eval_strategy", "no"])
     before = sha256(run.model / "model.safetensors")
+    (run.root / "notes").mkdir()
+    (own := run.root / "notes" / "mine.txt").write_text("a file of the user")
     for _ in range(2):  # the second failure is of a run over one that failed
         with pytest.raises(RunStoppedError, match="loss is not finite"):
             run_train(
@@ -290,6 +292,7 @@ def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_pat
     # Its own recipe may be given: it is read before the folder steps aside.
     run_train([str(run.recipe), *words[1:], "--overwrite", "--max_steps", "2", "--eval_strategy", "no"])
     assert sha256(run.model / "model.safetensors") == before
+    assert own.read_text() == "a file of the user"
 
 
 def test_what_is_published_carries_no_trace_of_the_machine_and_anybody_may_read_it(tiny_run):

@@ -77,7 +77,7 @@ class SweepFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by a sweep, and by the runs it began."""
+        """Held by a sweep."""
         return self.root / ".lock"
 
     @property

@@ -227,8 +227,8 @@ class RunArguments:
     sample_all_checkpoints: bool = field(
         default=False,
         metadata={
-            "help": "Write samples of the prompts at every checkpoint. Default: before the first step, after the last, "
-            "and between them at up to ten checkpoints that are 150 steps or more apart."
+            "help": "Write samples of the prompts at every checkpoint. Default: before the first step, after the last "
+            "planned one, and between them at up to ten checkpoints that are 150 steps or more apart."
         },
     )
 

@@ -135,24 +135,25 @@ class Samples(TrainerCallback):
 def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool = False) -> bool:
     """Whether a checkpoint of this step gets samples.
 
-    Step 0 and the last one do, and with `every` all scheduled checkpoints; without it, up to ten of them that are about
-    150 steps apart or more, because samples of a small model take as long as ten of its steps. It depends on the step
-    alone, not on time or on earlier checkpoints: a resumed run has the samples of one that was not interrupted. A
-    checkpoint that a signal asked for is not on the schedule.
+    Step 0 and the last planned one do, and with `every` all scheduled checkpoints; without it, every n-th of them, with
+    the smallest n for which they are 150 steps apart or more and at most ten: samples of a small model take as long as
+    ten of its steps. It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples
+    of one that was not interrupted. A checkpoint that a signal asked for is not on the schedule.
     """
     if state.global_step in (0, state.max_steps):
         return True
     strategy = args.eval_strategy if args.save_strategy == SaveStrategy.BEST else args.save_strategy
     if strategy == SaveStrategy.EPOCH:
         number, total = state.epoch or 0.0, math.ceil(state.num_train_epochs)
+        interval = state.max_steps / total
     else:
         interval = state.eval_steps if args.save_strategy == SaveStrategy.BEST else state.save_steps
         number, total = state.global_step / interval, math.ceil(state.max_steps / interval)
     nearest = round(number)
     if strategy == "no" or abs(number - nearest) > 1e-6:
         return False
-    count = min(MOST_SAMPLES, state.max_steps // STEPS_BETWEEN_SAMPLES)
-    return every or nearest * count // total > (nearest - 1) * count // total
+    stride = max(math.ceil(STEPS_BETWEEN_SAMPLES / interval), math.ceil(total / MOST_SAMPLES))
+    return every or nearest % stride == 0
 
 
 def whole_model(model: nn.Module) -> Any:
@@ -249,11 +250,13 @@ class StopOnSignal(TrainerCallback):
             self.caught = int(caught)
         return self.caught
 
-    def interruption(self, saved: Path | None) -> RunInterruptedError:
-        """The error that ends the run; `saved` is the checkpoint to resume from."""
+    def interruption(self, saved: Path | None, *, resumable: bool = True) -> RunInterruptedError:
+        """The error that ends the run; `saved` is the checkpoint to resume from, if it is `resumable`."""
         name = signal.Signals(self.caught).name
         to_resume = self.to_resume[0].upper() + self.to_resume[1:]
         kept = "no checkpoint was saved" if saved is None else f"saved {saved}. {to_resume} resumes from it"
+        if saved is not None and not resumable:
+            kept = f"saved {saved}, of which training cannot resume: with --save_only_model it has no optimizer state"
         return RunInterruptedError(f"{name}; {kept}.", self.caught)
 
 

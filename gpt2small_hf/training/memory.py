@@ -30,6 +30,8 @@ def check_memory(args: Arguments, config: Any = None, *, device: Any = None, bat
     if shares_out or any(os.environ.get(f"ACCELERATE_USE_{name}") == "true" for name in ("FSDP", "DEEPSPEED")):
         return
     if config is None:
+        if args.run.init_from is not None:  # whose sizes are not known yet
+            return
         config = DeclaredConfig(**{**vars(args.model), "vocab_size": SMALLEST_VOCABULARY})
     # The model is built in the machine's memory, wherever it is trained.
     on_cpu = trainer.use_cpu or (device is not None and device.type == "cpu")

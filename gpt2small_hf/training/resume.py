@@ -21,6 +21,7 @@ from gpt2small_hf.declared import declared
 from gpt2small_hf.runs import (
     RunFolder,
     UsageError,
+    check_run,
     check_writable,
     git_commit,
     is_leftover,
@@ -245,7 +246,8 @@ def is_begun(run: RunFolder) -> bool:
     found = {path for path in run.root.iterdir() if not (is_leftover(path) or is_prepared_text(path))}
     if not found:
         return True
-    return run.lock in found and found <= first_files and not any(run.checkpoints.glob("*"))
+    is_overwritten = bool(found & {run.former, run.former_incomplete})  # files of the user are left where they are
+    return run.lock in found and (found <= first_files or is_overwritten) and not any(run.checkpoints.glob("*"))
 
 
 def is_prepared_text(path: Path) -> bool:
@@ -256,6 +258,7 @@ def is_prepared_text(path: Path) -> bool:
 def settings_to_resume(run: RunFolder, args: Arguments) -> dict[str, Any] | None:
     """Return `resolved.json` of the run that this one resumes or branches from; None if it starts new."""
     if run.resolved.exists() and not args.run.overwrite:
+        check_run(run)
         return read_json(run.resolved)
     checkpoint = args.run.branch_from
     if checkpoint is None and args.run.resume not in ("auto", "never"):
@@ -288,14 +291,19 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         return Path(named)
     if named == "never":
         raise UsageError(f"{run.root} holds a run. Go on with it (--resume auto), or begin again with --overwrite.")
+    check_run(run)
     before = read_json(run.resolved)
     if lines := differences(before, settings):
+        weights = run.root if run.finished else next(whole_checkpoints(run), None)
+        longer = (
+            f"To train longer, start another run from its weights: --init_from {weights}; or, if" if weights else "If"
+        )
         kept = f" The run that it was to replace is kept in {run.former}." if run.former.exists() else ""
         raise UsageError(
             f"{run.root} holds a run with other settings: {'; '.join(lines)}. Leave them as they were to go on, "
             "or begin another run with --output_dir, or this one again with --overwrite. "
-            f"To train longer, start another run from its weights: --init_from {run.root}; or, if it was trained with "
-            f"--lr_scheduler_type warmup_stable_decay, from a checkpoint of its stable phase: --branch_from.{kept}"
+            f"{longer} it was trained with --lr_scheduler_type warmup_stable_decay, from a checkpoint of its stable "
+            f"phase: --branch_from.{kept}"
         )
     if run.finished:
         return None
@@ -366,11 +374,12 @@ def may_change(settings: dict[str, Any]) -> set[str]:
     """The settings that may be others when a run resumes, given all of them."""
     run, trainer = settings["run"], settings["trainer"]
     model = model_settings() | settings["model"]
-    draws = any(model[name] for name in DROPOUTS) or run["lora_dropout"] > 0 or trainer["neftune_noise_alpha"]
+    # Earlier versions did not know all of these.
+    draws = any(model[name] for name in DROPOUTS) or run.get("lora_dropout") or trainer.get("neftune_noise_alpha")
     judges = trainer["load_best_model_at_end"] or trainer["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
     allowed = set(MAY_CHANGE)
     # Dropout draws for each micro-batch; with rows left out at the end of an epoch, how many depends on its size.
-    if run["find_batch_size"] or not (draws or trainer["dataloader_drop_last"]):
+    if run.get("find_batch_size") or not (draws or trainer["dataloader_drop_last"]):
         allowed |= PARTS_OF_A_STEP
     # An evaluation draws a random number on the CPU.
     if not (judges or (draws and settings["device"]["type"] == "cpu")):
@@ -423,6 +432,6 @@ def steps_of_branch(checkpoint: Path, max_steps: int) -> int:
 def begin_branch(checkpoint: Path, run: RunFolder) -> None:
     """Give a branch the history of the run it leaves: lines of metrics and samples up to the checkpoint."""
     done, parent = step_of(checkpoint), run_of(checkpoint)
-    for theirs, ours in ((parent.metrics, run.metrics), (parent.samples, run.samples)):
+    for theirs, ours in ((parent.samples, run.samples), (parent.metrics, run.metrics)):  # metrics mark it as begun
         if theirs.exists():
             write_jsonl(ours, [row for row in read_jsonl(theirs) if row["step"] <= done])

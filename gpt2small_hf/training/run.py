@@ -86,7 +86,6 @@ from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
     begin_branch,
     check_folder,
-    is_prepared_text,
     is_scheduled,
     number_of,
     settings_to_resume,
@@ -206,7 +205,9 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
     if run.finished and not args.run.overwrite and not args.run.preflight_only:
         if first:
-            shutil.rmtree(run.former, ignore_errors=True)  # killed before it was removed
+            if not run.chart("loss").exists():  # killed before they were drawn, or the disk was full
+                draw_charts(run)
+            shutil.rmtree(run.former, ignore_errors=True)
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
     model = material.build()
@@ -300,8 +301,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                 raise
             reason = " ".join(str(error).split())
             raise RunStoppedError(
-                f"the disk did not take the finished model ({reason}). Make room; {args.run.command_to_resume} saves "
-                "it."
+                f"the disk did not take all that is written after the last step ({reason}). Make room; "
+                f"{args.run.command_to_resume} writes the rest."
             ) from None
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
         print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
@@ -495,9 +496,7 @@ def restore(run: RunFolder) -> None:
 
 def contents(run: RunFolder) -> list[Path]:
     """The files and folders of a run, `resolved.json` last: without it the folder is not known as a run's."""
-    apart = (run.lock, run.former, run.former_incomplete)
-    found = (path for path in run.root.iterdir() if path not in apart and not is_prepared_text(path))
-    return sorted(found, key=lambda path: path == run.resolved)
+    return sorted(filter(run.is_own, run.root.iterdir()), key=lambda path: path == run.resolved)
 
 
 # ---- after the last step -----------------------------------------------------------------------------------------

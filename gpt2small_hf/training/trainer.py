@@ -186,6 +186,8 @@ class LanguageModelTrainer(Trainer):
         if resume_from_checkpoint is not None:
             best = find_best(Path(resume_from_checkpoint), Path(self.args.output_dir or ""))
             self.state.best_model_checkpoint = None if best is None else str(best)
+            if best is None and self.args.load_best_model_at_end:  # the best of what follows need not be better
+                self.state.best_metric = self.state.best_global_step = None
             self.args.eval_on_start = False  # it was evaluated when it started
         return begin_at
 
@@ -261,7 +263,8 @@ class LanguageModelTrainer(Trainer):
             self.callback_handler.on_train_end(
                 self.args, self.state, self.control
             )  # reporters write out what they have
-            raise self.stop.interruption(Path(super()._get_output_dir(None)) / f"checkpoint-{self.state.global_step}")
+            saved = Path(super()._get_output_dir(None)) / f"checkpoint-{self.state.global_step}"
+            raise self.stop.interruption(saved, resumable=not self.args.save_only_model)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward of one micro-batch; see `Trainer.training_step`."""
@@ -422,7 +425,7 @@ class LanguageModelTrainer(Trainer):
         sync(name.parent, contents=False)
         made.parent.rmdir()
         for path in checkpoints_in(name.parent):
-            # Later ones were damaged, or training would have resumed there; they must not count as the newest.
+            # Later ones are damaged, or --resume named an earlier one; they must not count as the newest.
             if number_of(path) > number_of(name) or (path != name and not is_scheduled(path)):
                 shutil.rmtree(path)
         if scheduled:
