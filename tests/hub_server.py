@@ -11,7 +11,7 @@ that the shard names), and come down over plain HTTP, LFS files by a redirect to
 Written from the client's source and observed requests, never compared with the real Hub. Its limits:
 
 - A card is only checked for a header that is opened and not closed, and its metadata is shown nowhere.
-- `.gitignore` is not obeyed.
+- `.gitignore`: without `**`, and only the one at the root.
 - LFS or regular is decided by `.gitattributes`, a NUL byte in the first 512, or more than 10 MB.
 - No rate limits, scans, quotas, gating, Xet downloads, moved or deleted repositories, merged pull requests, pages of
   discussions, or copies between repositories. Xet's hashes of xorbs and chunks (BLAKE3) are not checked.
@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 TOKEN, READ_TOKEN, STRANGER_TOKEN = "hf_writer", "hf_reader", "hf_stranger"
@@ -749,10 +749,13 @@ class HubServer:
     def _preupload(self, call: Call) -> Answer:
         self._may_commit(call)
         commit, files = call.repo.at(call["rev"]), []
+        rules = call.json().get("gitIgnore")
+        if rules is None and ".gitignore" in commit.files:
+            rules = commit.files[".gitignore"].path.read_text()
         for asked in call.json()["files"]:
             sample, there = base64.b64decode(asked["sample"]), commit.files.get(asked["path"])
             lfs = self._goes_to_lfs(commit, asked["path"], asked["size"], sample)
-            known = {"shouldIgnore": False, **({"oid": there.etag} if there else {})}
+            known = {"shouldIgnore": is_ignored(asked["path"], rules or ""), **({"oid": there.etag} if there else {})}
             files.append({"path": asked["path"], "uploadMode": "lfs" if lfs else "regular", **known})
         return Answer({"files": files})
 
@@ -1050,6 +1053,22 @@ class HubServer:
         note = {"text": asked["note"]} if "note" in asked else None
         collection["items"].append({**asked["item"], "_id": f"{place:024x}", "position": place, "note": note})
         return Answer(collection)
+
+
+def is_ignored(path: str, rules: str) -> bool:
+    """Whether the lines of a `.gitignore` exclude a file; the last line that matches decides."""
+    ignored, file = False, PurePosixPath(path)
+    for line in rules.splitlines():
+        pattern = line.strip().removeprefix("!")
+        if not pattern or pattern.startswith("#"):
+            continue
+        folders = list(file.parents)[:-1]
+        parts = pattern.strip("/").split("/")
+        for there in folders if pattern.endswith("/") else [file, *folders]:
+            found = there.parts if "/" in pattern.rstrip("/") else (there.name,)
+            if len(found) == len(parts) and all(map(fnmatch.fnmatchcase, found, parts)):
+                ignored = not line.startswith("!")
+    return ignored
 
 
 def describe(path: str, blob: Blob) -> dict:

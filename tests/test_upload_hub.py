@@ -257,6 +257,44 @@ def while_weights_go_up(hub: HubServer, push: Push, run: RunFolder, files: dict[
     return command.wait()
 
 
+@pytest.mark.parametrize(
+    ("rules", "said", "xet"),
+    [
+        (b"*.safetensors\n", "excludes model.safetensors (line `*.safetensors`)", False),
+        (b"*.safetensors\n", "excludes model.safetensors (line `*.safetensors`)", True),
+        (b"*.json\n!/config.json\n", "excludes evaluation/completions.json and 5 more files (line `*.json`)", False),
+        (b"charts/\n*.txt\n", "excludes charts/grad_norm.png and 3 more files (line `charts/`)", False),
+        (b"/README.md", "excludes README.md (line `/README.md`)", False),
+    ],
+    ids=["weights-lfs", "weights-xet", "json", "folder", "card"],
+)
+def test_a_gitignore_that_excludes_a_file_is_refused_before_anything_is_sent(hub, push, run, rules, said, xet):
+    hub.create(REPO)
+    hub.commit(REPO, {".gitignore": rules})
+    done = push(*QUICK, cold=xet, xet=xet)
+    assert done.status == 2
+    assert done.refusal == (
+        f".gitignore of {REPO} {said}, so the commit would be incomplete. Remove the rule on the Hub, or name another "
+        "repository."
+    )
+    assert sent_bytes(hub) == 0
+    assert asked(hub, "/commit/", "/branch/", "/settings", "xet-write-token") == []
+    assert published(hub) == {".gitignore": rules}
+    hub.commit(REPO, {".gitignore": b"checkpoint-*/\n*.pt\n"})  # rules that concern none of our files
+    assert push(*QUICK, "--replace_card", cold=xet, xet=xet).status == 0
+    assert published(hub) == {**contents(run.staged), ".gitignore": b"checkpoint-*/\n*.pt\n"}
+
+
+def test_a_gitignore_of_the_branch_to_push_to_is_the_one_that_counts(hub, push, run):
+    hub.create(REPO)
+    hub.repos[REPO].refs["refs/heads/next"] = hub.landed[-1].oid
+    hub.commit(REPO, {".gitignore": b"gpt.py\n"}, revision="next")
+    done = push(*QUICK, "--revision", "next")
+    assert (done.status, len(hub.landed), sent_bytes(hub)) == (2, 2, 0)
+    assert "excludes gpt.py (line `gpt.py`)" in done.refusal
+    assert push(*QUICK).status == 0
+
+
 SOMEBODY_ELSE = f"{REPO} was changed by somebody else meanwhile, so nothing was published. Look at what changed ("
 
 

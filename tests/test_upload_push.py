@@ -176,7 +176,7 @@ def test_a_model_becomes_public_only_after_it_was_verified_and_tagged(hub, push,
 @slow
 def test_a_public_repository_is_hidden_before_anything_new_is_in_it_if_asked(hub, push, run):
     hub.create(REPO)
-    pause = hub.pause("/preupload/")
+    pause = hub.pause("/preupload/", after=1)  # the first one asks which files are ignored
     command = push.start(*QUICK, "--private")
     command.reach(pause)
     assert hub.repos[REPO].private

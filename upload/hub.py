@@ -6,6 +6,7 @@ landed but the answer was lost; it is refused when somebody else has committed m
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 import tempfile
@@ -13,8 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
+from urllib.parse import quote
 
 import httpx2
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
@@ -26,7 +29,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, hf_raise_for_status, http_backoff
 
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.arguments import AuthError, token_in_use
@@ -233,6 +236,45 @@ class Hub:
                     "Name the run that was published there, or leave --code_only out."
                 )
 
+    def check_ignored(self, remote: Remote, staged: Path, names: list[str], *, create_pr: bool = False) -> None:
+        """Raise: UsageError if a `.gitignore` in the repository excludes a file to be sent.
+
+        The client omits such a file from the commit without an error, which publishes the others alone.
+        """
+        if not names:
+            return
+        files = []
+        for name in names:
+            with (staged / name).open("rb") as file:
+                sample = base64.b64encode(file.read(512)).decode("ascii")
+            files.append({"path": name, "size": (staged / name).stat().st_size, "sample": sample})
+        revision = quote(remote.revision if remote.branch_exists else MAIN, safe="")
+        with answers(f"asking which files {remote.repo_id} takes"):
+            response = http_backoff(
+                "POST",
+                f"{constants.ENDPOINT}/api/models/{remote.repo_id}/preupload/{revision}",
+                json={"files": files},
+                headers=build_hf_headers(token=self.token, library_name="gpt2small_hf"),
+                params={"create_pr": "1"} if create_pr else None,
+            )
+            hf_raise_for_status(response)
+        try:
+            ignored = sorted(file["path"] for file in response.json()["files"] if file.get("shouldIgnore"))
+        except (ValueError, KeyError, TypeError, AttributeError):  # of a proxy's login page, for one
+            raise UploadError(f"{response.url.path}: {constants.ENDPOINT} did not answer as the Hub does.") from None
+        if not ignored:
+            return
+        rules = ""
+        if ".gitignore" in remote.files:
+            rules = self._download(remote, ".gitignore").read_text(encoding="utf-8", errors="replace")
+        named = ignored[0] + (f" and {len(ignored) - 1} more files" if len(ignored) > 1 else "")
+        if line := _ignoring_line(rules, ignored[0]):
+            named += f" (line `{line}`)"
+        raise UsageError(
+            f".gitignore of {remote.repo_id} excludes {named}, so the commit would be incomplete. Remove the rule on "
+            "the Hub, or name another repository."
+        )
+
     # ---- the push ---------------------------------------------------------------------------------------------------
 
     def prepare(self, remote: Remote) -> None:
@@ -280,13 +322,14 @@ class Hub:
 
         `names` are the files to send, all unless said, in which case no other file is touched.
 
-        Raises: UploadError, AuthError. Then the branch is as it was.
+        Raises: UploadError, AuthError, UsageError. Then the branch is as it was.
         """
         found = self.changes(remote, staged, files, names)
         changed, gone = found.sent, found.gone
         assert remote.head is not None
         if not changed and not gone:
             return Pushed(remote.head, None, "nothing to send: all files are there already")
+        self.check_ignored(remote, staged, changed, create_pr=create_pr)
         failed = None
         for wait in (*WAITS, None):
             # Anew each time: they cannot be reused.
@@ -462,6 +505,16 @@ def is_same(there: RepoFile | None, here: Path) -> bool:
     if there.lfs is not None:
         return there.lfs.sha256 == sha256(here)
     return there.blob_id == git_blob(here.read_bytes())
+
+
+def _ignoring_line(rules: str, name: str) -> str | None:
+    """The last line of a `.gitignore` whose pattern matches a file or a folder above it. Approximate: for messages."""
+    paths = [PurePosixPath(name), *PurePosixPath(name).parents][:-1]
+    for line in reversed(rules.splitlines()):
+        pattern = line.strip().removeprefix("**/").strip("/")
+        if any(fnmatchcase(str(path), pattern) or fnmatchcase(path.name, pattern) for path in paths):
+            return line.strip()
+    return None
 
 
 @contextmanager

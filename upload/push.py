@@ -375,6 +375,8 @@ def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
     hub.check_tag(remote, one.tag, one.folder)
     hub.check_card(remote, one.folder, replace=args.replace_card or args.create_pr)
     changes = hub.changes(remote, one.folder, one.files, only(args, one))
+    if remote.exists:
+        hub.check_ignored(remote, one.folder, changes.sent, create_pr=args.create_pr)
     if remote.branch_exists and not args.create_pr:
         for line in changes.told():
             say("changes", f"{one.repo_id}, {one.revision}: {line}")
