@@ -1,5 +1,6 @@
 """Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command goes on."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
 
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
 from upload.arguments import parse_arguments
-from upload.card import marked
+from upload.card import fingerprint, marked
 from upload.push import publish
 
 pytest_plugins = ["pushing"]
@@ -371,6 +372,30 @@ def test_a_tag_that_marks_another_model_is_refused(hub, push, run):
         assert done.refusal == f"tag {tag} of {REPO} marks another model. Name another: --tag NAME"
         hub.commit(REPO, {"fox.png": b"a picture\0"})
     assert len(hub.landed) == 5
+
+
+def test_a_tag_and_a_branch_of_one_name_are_refused_before_anything_is_sent(hub, push, run):
+    hub.create(REPO)
+    head, tag = hub.landed[-1].oid, f"step-20-{fingerprint(read_json(run.root / 'staged.json')['files'])}"
+    refs = {"refs/heads/main": head, f"refs/heads/{tag}": head, "refs/tags/next": head}
+    hub.repos[REPO].refs = dict(refs)
+    done = push(*QUICK)
+    assert done.status == 2
+    assert done.refusal == f"tag {tag}: {REPO} has a branch of this name. Use another: --tag NAME"
+    del refs[f"refs/heads/{tag}"], hub.repos[REPO].refs[f"refs/heads/{tag}"]
+    done = push(*QUICK, "--revision", "next")
+    assert done.status == 2
+    assert done.refusal.startswith(f"branch next: {REPO} has a tag of this name. Delete the tag on the Hub, or use")
+    assert (len(hub.landed), sent_bytes(hub), hub.repos[REPO].refs) == (1, 0, refs)
+
+
+def test_a_tag_that_names_a_planned_branch_is_refused_before_anything_is_staged(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/short")
+    with pytest.raises(UsageError) as refusal:
+        publish(parse_arguments([*THIS, "--dry_run", "--all_checkpoints", "--tag", "step-10"]))
+    assert str(refusal.value) == "--tag step-10 is the name of a branch that --all_checkpoints makes. Use another."
+    assert not RunFolder(tmp_path / "runs" / "short").staged.exists()
 
 
 # ---- what is there is not what was sent -----------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Remote:
     """Commit of the branch to push to; of main, where that branch is still to be made."""
     branch_exists: bool = False
     files: dict[str, RepoFile] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
 
     def url(self) -> str:
@@ -138,6 +139,7 @@ class Hub:
                 head=head,
                 branch_exists=revision in branches,
                 files={file.path: file for file in tree if isinstance(file, RepoFile)},
+                branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
             )
 
@@ -212,7 +214,17 @@ class Hub:
             )
 
     def check_tag(self, remote: Remote, tag: str | None, staged: Path) -> None:
-        """Raise: UsageError if a tag marks another model already."""
+        """Raise: UsageError if a tag has the name of a branch, or marks another model already.
+
+        `revision=` is ambiguous where a branch and a tag have the same name.
+        """
+        if tag in remote.branches:
+            raise UsageError(f"tag {tag}: {remote.repo_id} has a branch of this name. Use another: --tag NAME")
+        if remote.revision in remote.tags:
+            raise UsageError(
+                f"branch {remote.revision}: {remote.repo_id} has a tag of this name. Delete the tag on the Hub, or use "
+                "another repository."
+            )
         commit = remote.tags.get(tag or "")
         if commit is None:
             return

@@ -179,6 +179,8 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     if args.also_native:
         twin = replace(publication, repo_id=native, native=True, twin=repo_id, branches=[])
         plans.append(Plan(source, beside(staged, "native"), twin, args.revision or "main", args.tag))
+    if args.tag in [one.revision for one in plans]:
+        raise UsageError(f"--tag {args.tag} is the name of a branch that --all_checkpoints makes. Use another.")
     for one in plans:  # all of them, before any is written
         check_owned(one.folder)
     return plans
