@@ -150,6 +150,17 @@ def test_a_refusal_of_the_storage_is_told_and_not_taken_for_one_of_the_token(hub
     assert_untouched(hub)
 
 
+def test_a_refusal_of_the_batch_is_not_blamed_on_the_card(hub, push, run):
+    weights = sha256(run.model / "model.safetensors")
+    full = {"oid": weights, "size": 1, "error": {"code": 422, "message": "File too large for this account"}}
+    hub.fail("/objects/batch", status=200, body={"objects": [full]})
+    done = push(*QUICK)
+    assert done.status == 4
+    assert done.refusal.startswith(f"nothing was published to {REPO}: LFS batch API returned errors:")
+    assert "File too large for this account" in done.refusal
+    assert_untouched(hub)
+
+
 def test_a_hub_that_is_not_there_is_said_at_once(waiting, run, tmp_path):
     done = Push("", waiting, tmp_path)(*QUICK)
     assert done.status == 4
@@ -176,9 +187,10 @@ def hidden(hub: HubServer) -> None:
 
 
 def refused_at_the_commit(hub: HubServer) -> None:
-    """The repository is there, and the Hub takes no commit, whatever it said before."""
+    """The repository is there, and the right to write to it is taken back before the commit."""
     hub.create(REPO, private=True)
     hub.fail("/commit/", status=403)
+    hub.fail("/auth-check/write", status=403, after=1)
 
 
 MAY_READ = f"may read {REPO} and not write it. Make one with write access at http://127.0.0.1:"
@@ -212,6 +224,27 @@ def test_who_may_not_write_is_told_so_and_nothing_is_changed(hub, push, run, tok
     assert [commit.title for commit in hub.landed] == ["initial commit"] * len(before)
     assert (sent_bytes(hub) > 0) == (state is refused_at_the_commit)
     assert not run.published.exists()
+
+
+FULL = {"X-Error-Message": "Private repository storage limit reached"}
+
+
+@pytest.mark.parametrize(
+    ("path", "xet", "said"),
+    [
+        ("/preupload/", False, f"asking which files {REPO} takes: the Hub refused it: "),
+        ("/objects/batch", False, f"the Hub refused the commit to {REPO}: "),
+        ("/commit/", False, f"the Hub refused the commit to {REPO}: "),
+        ("/tag/", False, f"tagging {REPO}: the Hub refused it: "),
+        ("/xet-write-token/", True, f"the Hub refused the commit to {REPO}: "),
+    ],
+)
+def test_a_refusal_for_lack_of_storage_shows_the_words_of_the_hub(hub, push, run, path, xet, said):
+    hub.create(REPO, private=True)
+    hub.fail(path, status=403, times=-1, headers=FULL, body={"error": FULL["X-Error-Message"]})
+    done = push(*QUICK, cold=xet, xet=xet)
+    assert (done.status, done.refusal) == (4, said + FULL["X-Error-Message"])
+    assert len(hub.landed) == 1 + (path == "/tag/")
 
 
 def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done():

@@ -29,7 +29,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars, hf_raise_for_status, http_backoff
+from huggingface_hub.utils import (
+    build_hf_headers,
+    disable_progress_bars,
+    get_session,
+    hf_raise_for_status,
+    http_backoff,
+)
 
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.arguments import AuthError, token_in_use
@@ -94,6 +100,7 @@ class Hub:
             disable_progress_bars()
         self.token = token_in_use()
         self.api = HfApi(token=self.token, library_name="gpt2small_hf")
+        self._headers = build_hf_headers(token=self.token, library_name="gpt2small_hf")
         with answers("asking whose the token is"):
             try:
                 account = self.api.whoami()
@@ -121,12 +128,7 @@ class Hub:
             except RepositoryNotFoundError:
                 self._check_may_create(repo_id)
                 return Remote(repo_id, revision, exists=False)
-            try:
-                self.api.auth_check(repo_id, write=True)
-            except HfHubHTTPError as error:
-                if _status(error) in (401, 403, 404):
-                    self._refuse_to_write(repo_id)
-                raise
+            self._check_may_write(repo_id)
             refs = self.api.list_repo_refs(repo_id)
             branches = {ref.name: ref.target_commit for ref in refs.branches}
             head = branches.get(revision) or branches.get(MAIN) or info.sha
@@ -150,6 +152,26 @@ class Hub:
         if self.role == "write" and owner.lower() not in {name.lower() for name in (self.user, *self.organisations)}:
             own = ", ".join(f"{name}/…" for name in (self.user, *self.organisations))
             raise AuthError(f"{repo_id} is not there, and {self.user} cannot make it. Name one of your own: {own}")
+
+    def _check_may_write(self, repo_id: str) -> None:
+        try:
+            self.api.auth_check(repo_id, write=True)
+        except HfHubHTTPError as error:
+            if _status(error) in (401, 403, 404):
+                self._refuse_to_write(repo_id)
+            raise
+
+    @contextmanager
+    def _writing(self, what: str, repo_id: str) -> Iterator[None]:
+        """As `answers`, for a call that changes a repository. A 403 may be about storage or a plan: the Hub says."""
+        with answers(what):
+            try:
+                yield
+            except HfHubHTTPError as error:
+                if _status(error) not in (401, 403):
+                    raise
+                self._check_may_write(repo_id)
+                raise UploadError(f"{what}: the Hub refused it: {_reason(error)}") from None
 
     def _refuse_to_write(self, repo_id: str) -> NoReturn:
         raise AuthError(
@@ -261,12 +283,12 @@ class Hub:
                 sample = base64.b64encode(file.read(512)).decode("ascii")
             files.append({"path": name, "size": (staged / name).stat().st_size, "sample": sample})
         revision = quote(remote.revision if remote.branch_exists else MAIN, safe="")
-        with answers(f"asking which files {remote.repo_id} takes"):
+        with self._writing(f"asking which files {remote.repo_id} takes", remote.repo_id):
             response = http_backoff(
                 "POST",
                 f"{constants.ENDPOINT}/api/models/{remote.repo_id}/preupload/{revision}",
                 json={"files": files},
-                headers=build_hf_headers(token=self.token, library_name="gpt2small_hf"),
+                headers=self._headers,
                 params={"create_pr": "1"} if create_pr else None,
             )
             hf_raise_for_status(response)
@@ -303,7 +325,7 @@ class Hub:
                 remote.files = {file.path: file for file in tree if isinstance(file, RepoFile)}
                 remote.exists, remote.branch_exists = True, remote.revision == MAIN
         if not remote.branch_exists:
-            with answers(f"making branch {remote.revision} of {remote.repo_id}"):
+            with self._writing(f"making branch {remote.revision} of {remote.repo_id}", remote.repo_id):
                 self.api.create_branch(remote.repo_id, branch=remote.revision, revision=remote.head, exist_ok=True)
                 remote.branch_exists = True
 
@@ -400,22 +422,34 @@ class Hub:
         return ours if sent and not any(name in there for name in gone) else None
 
     def _refuse_push(self, remote: Remote, error: Exception) -> NoReturn:
+        if "(403 Forbidden)" in str(error) and "/xet-write-token/" in str(error):
+            error = self._xet_refusal(remote) or error
         status, same = _status(error), "The same command goes on; what is there already is not sent again."
         if status in (401, 403):
-            self._refuse_to_write(remote.repo_id)
+            with answers(f"asking whether {remote.repo_id} may be written"):
+                self._check_may_write(remote.repo_id)
         if status in (409, 412):
             raise UploadError(
                 f"{remote.repo_id} was changed by somebody else meanwhile, so nothing was published. Look at what "
                 f"changed ({remote.url()}/commits/{remote.revision}), then give the same command again."
             ) from None
-        if status == 400:
+        if status in (400, 401, 403):
             raise UploadError(f"the Hub refused the commit to {remote.repo_id}: {_reason(error)}") from None
-        if isinstance(error, ValueError) and status is None:  # the Hub's check of the card's metadata
+        if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
             raise UsageError(f"the Hub does not take the card: {_reason(error)}. Mend model_card.j2.") from None
         reason = _reason(error)
         if "xet" in reason.lower():
             same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
         raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
+
+    def _xet_refusal(self, remote: Remote) -> Exception | None:
+        """Why the Hub grants no token for Xet's storage. Its client keeps the status of that answer, not the words."""
+        address = f"{constants.ENDPOINT}/api/models/{remote.repo_id}/xet-write-token/{quote(remote.revision, safe='')}"
+        try:
+            hf_raise_for_status(get_session().get(address, headers=self._headers))
+        except httpx2.HTTPError as error:
+            return error
+        return None
 
     # ---- after the push ---------------------------------------------------------------------------------------------
 
@@ -450,13 +484,13 @@ class Hub:
         """
         if tag in remote.tags:
             return False
-        with answers(f"tagging {remote.repo_id}"):
+        with self._writing(f"tagging {remote.repo_id}", remote.repo_id):
             self.api.create_tag(remote.repo_id, tag=tag, revision=commit, tag_message=message, exist_ok=True)
         return True
 
     def make_public(self, repo_id: str, public: bool) -> None:
         """Show a repository to everybody, or hide it."""
-        with answers(f"changing who sees {repo_id}"):
+        with self._writing(f"changing who sees {repo_id}", repo_id):
             self.api.update_repo_settings(repo_id, private=not public)
 
     def check_collection(self, slug: str) -> None:
@@ -590,7 +624,7 @@ def _reason(error: Exception) -> str:
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):  # the client's word for any upload
         return f"{str(error).rstrip('. ')} ({_reason(error.__cause__)})"
     status = _status(error)
-    message = getattr(error, "server_message", None) or str(error)
+    message = getattr(error, "server_message", None) or ("the Hub answered 403" if status == 403 else str(error))
     line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
     if status in TRANSIENT:
         line = f"the Hub answered {status}"
