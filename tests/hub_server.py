@@ -996,7 +996,13 @@ class HubServer:
 
     @route("GET", API + "/discussions", "read")
     def _discussions(self, call: Call) -> Answer:
-        found = [self._discussion_as_json(call.repo, discussion) for discussion in call.repo.discussions.values()]
+        kinds = {"pull_request": (True,), "discussion": (False,)}.get(call.query.get("type", "all"), (True, False))
+        asked_for = [
+            discussion
+            for discussion in call.repo.discussions.values()
+            if discussion.is_pull_request in kinds and call.query.get("author") in (None, discussion.author)
+        ]
+        found = [self._discussion_as_json(call.repo, discussion) for discussion in asked_for]
         return Answer({"count": len(found), "start": 0, "discussions": found})
 
     @route("GET", API + r"/discussions/(?P<num>\d+)", "read")

@@ -11,7 +11,7 @@ import test_model_conversion
 import torch
 import yaml
 from conftest import REPOSITORY
-from hub_server import TOKEN, HubServer
+from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
 from pushing import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 from safetensors.torch import load_file, save_file
 from test_model_conversion import write_reference
@@ -475,14 +475,45 @@ def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hu
     assert (told["commit"], told["tag"], told["pull_request"]) == (record["commit"], record["tag"], None)
     assert [other["pull_request"] for other in told["others"]] == [f"{hub.url}/{REPO}/discussions/1"]
 
-    hub.drop_answer("/commit/")
-    done = push(*QUICK, "--create_pr")
-    assert done.status == 4
-    assert done.refusal == (
-        f"the Hub's answer was lost, so the pull request may be there. Look at {hub.url}/{REPO}/discussions before you "
-        "give the same command again."
-    )
-    assert len(repo.discussions) == 2  # and not one more for each attempt
+    hub.drop_answer("/commit/")  # the pull request is found by its title, and not opened twice
+    for said in ("1 files sent", "nothing to send"):
+        done = push(*QUICK, "--create_pr")
+        assert done.status == 0, done.err
+        assert said in done.out
+        assert len(repo.discussions) == 2
+    assert published(hub, revision="refs/pr/2") == contents(run.staged)
+
+
+@slow
+@pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
+def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xet):
+    hub.create(REPO)
+    repo, how = hub.repos[REPO], {"token": STRANGER_TOKEN, "cold": xet, "xet": xet}
+    refused = push(*QUICK, "--create_pr", "--public", token=STRANGER_TOKEN)
+    assert (refused.status, repo.discussions) == (3, {})
+    assert "may read you/tiny and not write it" in refused.refusal
+    refused = push(*QUICK, "--create_pr", token=READ_TOKEN)
+    assert (refused.status, repo.discussions, sent_bytes(hub)) == (3, {}, 0)
+
+    done = push(*QUICK, "--create_pr", **how)
+    assert done.status == 0, done.err
+    pull = repo.discussions[1]
+    assert (pull.author, pull.title, pull.is_pull_request) == ("stranger", done_title(run), True)
+    assert published(hub, revision="refs/pr/1") == contents(run.staged)
+    hub.commit(REPO, {"gpt.py": b"", "model.safetensors": b"other weights\0"}, revision="refs/pr/1")
+    done = push(*QUICK, "--create_pr", **how)
+    assert done.status == 0, done.err
+    assert f"adds to   {hub.url}/{REPO}/discussions/1, your open pull request of this title\n" in done.out
+    assert published(hub, revision="refs/pr/1") == contents(run.staged)
+    assert [commit.ref for commit in hub.landed] == ["refs/heads/main", *["refs/pr/1"] * 3]
+    assert [*repo.discussions] == [1]
+
+    pull.status = "closed"
+    done = push(*QUICK, "--create_pr", token=STRANGER_TOKEN)
+    assert done.status == 0, done.err
+    assert [*repo.discussions] == [1, 2]
+    assert repo.branches == {"main": hub.landed[0].oid}
+    assert (repo.private, repo.tags) == (False, {})
 
 
 # ---- code alone -----------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ def parse_arguments(words: list[str]) -> Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--revision", help="The branch to push to, made if it is not there. Unset: main.")
     where.add_argument("--all_checkpoints", action="store_true", help="Each checkpoint too, as a branch step-N.")
-    where.add_argument("--create_pr", action="store_true", help="Open a pull request in place of a commit.")
+    where.add_argument("--create_pr", action="store_true", help="Open a pull request, or add to your "
+        "open one of the same title (--message). Needs no write access to REPO.")  # fmt: skip
     add("--tag", help="Tag for the card's code to name. Unset: the step and a hash of all that is loaded.")
     add("--message", help="First line of the commit.")
     add("--baseline", type=Path, help="A run to tell the differences from, in settings and loss.")

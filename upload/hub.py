@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, Discussion, HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -78,6 +78,8 @@ class Remote:
     head: str | None = None
     """Commit of the branch to push to; of main, where that branch is still to be made."""
     branch_exists: bool = False
+    pull_request: str | None = None
+    """Address of our open pull request, if the push adds to it; `revision` is then its reference."""
     files: dict[str, RepoFile] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
@@ -117,10 +119,16 @@ class Hub:
 
     # ---- before the push -------------------------------------------------------------------------------------------
 
-    def look(self, repo_id: str, revision: str = MAIN) -> Remote:
+    def look(self, repo_id: str, revision: str = MAIN, *, proposal: str | None = None, writes: bool = True) -> Remote:
         """What is in a repository, if it exists, and whether it may be written.
 
-        Raises: AuthError if it may not.
+        Args:
+            repo_id: The repository.
+            revision: Branch to push to.
+            proposal: Title of a pull request to open. An open one of this user with this title is used again.
+            writes: Check for write access, which a pull request does not need.
+
+        Raises: AuthError if it may not be written.
         """
         with answers(f"looking at {repo_id}"):
             try:
@@ -128,10 +136,15 @@ class Hub:
             except RepositoryNotFoundError:
                 self._check_may_create(repo_id)
                 return Remote(repo_id, revision, exists=False)
-            self._check_may_write(repo_id)
+            if writes:
+                self._check_may_write(repo_id)
             refs = self.api.list_repo_refs(repo_id)
             branches = {ref.name: ref.target_commit for ref in refs.branches}
             head = branches.get(revision) or branches.get(MAIN) or info.sha
+            is_there, pull = revision in branches, self._open_pull_request(repo_id, proposal)
+            if pull is not None:
+                revision, is_there = f"refs/pr/{pull.num}", True
+                head = self.api.repo_info(repo_id, revision=revision).sha
             tree = self.api.list_repo_tree(repo_id, recursive=True, revision=head)
             return Remote(
                 repo_id,
@@ -139,11 +152,26 @@ class Hub:
                 exists=True,
                 private=info.private,
                 head=head,
-                branch_exists=revision in branches,
+                branch_exists=is_there,
+                pull_request=None if pull is None else pull.url,
                 files={file.path: file for file in tree if isinstance(file, RepoFile)},
                 branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
             )
+
+    def _open_pull_request(self, repo_id: str, title: str | None) -> Discussion | None:
+        """The newest open pull request of this user with this title."""
+        if title is None:
+            return None
+        found = self.api.get_repo_discussions(repo_id, author=self.user, discussion_type="pull_request")
+        ours = [
+            pull
+            for pull in found
+            if (pull.title, pull.author) == (title.strip(), self.user)
+            and pull.is_pull_request
+            and pull.status in ("open", "draft")
+        ]
+        return max(ours, key=lambda pull: pull.num, default=None)
 
     def _check_may_create(self, repo_id: str) -> None:
         owner = repo_id.split("/")[0]
@@ -153,7 +181,11 @@ class Hub:
             own = ", ".join(f"{name}/…" for name in (self.user, *self.organisations))
             raise AuthError(f"{repo_id} is not there, and {self.user} cannot make it. Name one of your own: {own}")
 
-    def _check_may_write(self, repo_id: str) -> None:
+    def _check_may_write(self, repo_id: str, *, create_pr: bool = False) -> None:
+        if create_pr:  # everybody may, with a token that writes
+            if self.role == "read":
+                self._refuse_to_write(repo_id)
+            return
         try:
             self.api.auth_check(repo_id, write=True)
         except HfHubHTTPError as error:
@@ -162,7 +194,7 @@ class Hub:
             raise
 
     @contextmanager
-    def _writing(self, what: str, repo_id: str) -> Iterator[None]:
+    def _writing(self, what: str, repo_id: str, *, create_pr: bool = False) -> Iterator[None]:
         """As `answers`, for a call that changes a repository. A 403 may be about storage or a plan: the Hub says."""
         with answers(what):
             try:
@@ -170,7 +202,7 @@ class Hub:
             except HfHubHTTPError as error:
                 if _status(error) not in (401, 403):
                     raise
-                self._check_may_write(repo_id)
+                self._check_may_write(repo_id, create_pr=create_pr)
                 raise UploadError(f"{what}: the Hub refused it: {_reason(error)}") from None
 
     def _refuse_to_write(self, repo_id: str) -> NoReturn:
@@ -283,13 +315,13 @@ class Hub:
                 sample = base64.b64encode(file.read(512)).decode("ascii")
             files.append({"path": name, "size": (staged / name).stat().st_size, "sample": sample})
         revision = quote(remote.revision if remote.branch_exists else MAIN, safe="")
-        with self._writing(f"asking which files {remote.repo_id} takes", remote.repo_id):
+        with self._writing(f"asking which files {remote.repo_id} takes", remote.repo_id, create_pr=create_pr):
             response = http_backoff(
                 "POST",
                 f"{constants.ENDPOINT}/api/models/{remote.repo_id}/preupload/{revision}",
                 json={"files": files},
                 headers=self._headers,
-                params={"create_pr": "1"} if create_pr else None,
+                params={"create_pr": "1"} if create_pr and remote.pull_request is None else None,
             )
             hf_raise_for_status(response)
         try:
@@ -362,10 +394,11 @@ class Hub:
         changed, gone = found.sent, found.gone
         assert remote.head is not None
         if not changed and not gone:
-            return Pushed(remote.head, None, "nothing to send: all files are there already")
+            return Pushed(remote.head, remote.pull_request, "nothing to send: all files are there already")
         self.check_ignored(remote, staged, changed, create_pr=create_pr)
         failed = None
         for wait in (*WAITS, None):
+            opens = create_pr and remote.pull_request is None
             # Anew each time: they cannot be reused.
             operations = [CommitOperationAdd(name, staged / name) for name in changed]
             for operation in operations:
@@ -379,19 +412,23 @@ class Hub:
                     remote.repo_id,
                     [*operations, *(CommitOperationDelete(name) for name in gone)],
                     commit_message=message,
-                    revision=None if create_pr else remote.revision,
+                    revision=None if opens else remote.revision,
                     parent_commit=remote.head,
-                    create_pr=create_pr,
+                    create_pr=opens,
                 )
-                return Pushed(commit.oid, commit.pr_url, f"{len(changed)} files sent, {len(gone)} removed")
+                return Pushed(
+                    commit.oid, commit.pr_url or remote.pull_request, f"{len(changed)} files sent, {len(gone)} removed"
+                )
             except (HfHubHTTPError, httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
                 failed = error
-                if not create_pr and (landed := self._landed(remote, staged, changed, gone)) is not None:
-                    return Pushed(landed, None, f"{len(changed)} files sent, {len(gone)} removed")
-                if create_pr and _is_unanswered(error):  # it may be there, and would be there twice
+                if opens:
+                    opens = not self._find_opened(remote, message)
+                if not opens and (landed := self._landed(remote, staged, changed, gone)) is not None:
+                    return Pushed(landed, remote.pull_request, f"{len(changed)} files sent, {len(gone)} removed")
+                if opens and _is_unanswered(error):  # it may yet be opened, and would be there twice
                     raise UploadError(
-                        "the Hub's answer was lost, so the pull request may be there. Look at "
-                        f"{remote.url()}/discussions before you give the same command again."
+                        "the Hub's answer was lost, so the pull request may be there. Give the same command again in "
+                        f"a minute: it adds to it. {remote.url()}/discussions lists it."
                     ) from None
                 if wait is None or not self._worth_another(error):
                     break
@@ -399,7 +436,17 @@ class Hub:
                 print(f"the Hub stumbled ({_reason(error)}); trying again in {pause:g} s", file=sys.stderr)
                 time.sleep(pause)
         assert failed is not None
-        self._refuse_push(remote, failed)
+        self._refuse_push(remote, failed, create_pr=create_pr)
+
+    def _find_opened(self, remote: Remote, title: str) -> bool:
+        """Whether a pull request was opened although the answer was lost. The push then adds to it."""
+        try:
+            pull = self._open_pull_request(remote.repo_id, title)
+        except (HfHubHTTPError, httpx2.HTTPError, OSError):
+            return False
+        if pull is not None:
+            remote.pull_request, remote.revision = pull.url, f"refs/pr/{pull.num}"
+        return pull is not None
 
     def _worth_another(self, error: Exception) -> bool:
         """Whether it was the commit itself that failed, for a reason that may pass."""
@@ -421,13 +468,13 @@ class Hub:
         sent = all(is_same(there.get(name), staged / name) for name in changed)
         return ours if sent and not any(name in there for name in gone) else None
 
-    def _refuse_push(self, remote: Remote, error: Exception) -> NoReturn:
+    def _refuse_push(self, remote: Remote, error: Exception, *, create_pr: bool) -> NoReturn:
         if "(403 Forbidden)" in str(error) and "/xet-write-token/" in str(error):
-            error = self._xet_refusal(remote) or error
+            error = self._xet_refusal(remote, create_pr=create_pr and remote.pull_request is None) or error
         status, same = _status(error), "The same command goes on; what is there already is not sent again."
         if status in (401, 403):
             with answers(f"asking whether {remote.repo_id} may be written"):
-                self._check_may_write(remote.repo_id)
+                self._check_may_write(remote.repo_id, create_pr=create_pr)
         if status in (409, 412):
             raise UploadError(
                 f"{remote.repo_id} was changed by somebody else meanwhile, so nothing was published. Look at what "
@@ -442,11 +489,12 @@ class Hub:
             same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
         raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
 
-    def _xet_refusal(self, remote: Remote) -> Exception | None:
+    def _xet_refusal(self, remote: Remote, *, create_pr: bool) -> Exception | None:
         """Why the Hub grants no token for Xet's storage. Its client keeps the status of that answer, not the words."""
         address = f"{constants.ENDPOINT}/api/models/{remote.repo_id}/xet-write-token/{quote(remote.revision, safe='')}"
         try:
-            hf_raise_for_status(get_session().get(address, headers=self._headers))
+            asked = get_session().get(address, headers=self._headers, params={"create_pr": "1"} if create_pr else None)
+            hf_raise_for_status(asked)
         except httpx2.HTTPError as error:
             return error
         return None

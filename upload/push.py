@@ -372,7 +372,14 @@ def only(args: Namespace, one: Plan) -> list[str] | None:
 
 def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
     """Look at the repository, and refuse what would ruin it. Raises: UsageError, hub.AuthError, hub.UploadError."""
-    remote = hub.look(one.repo_id, one.revision)
+    remote = hub.look(
+        one.repo_id,
+        one.revision,
+        proposal=message(args, one) if args.create_pr else None,
+        writes=not args.create_pr or args.private or args.public,
+    )
+    if remote.pull_request:
+        say("adds to", f"{remote.pull_request}, your open pull request of this title")
     hub.check_kind(remote)
     hub.check_tag(remote, one.tag, one.folder)
     hub.check_card(remote, one.folder, replace=args.replace_card or args.create_pr)
