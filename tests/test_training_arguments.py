@@ -257,3 +257,5 @@ def test_packages_that_settings_ask_for_are_named_before_any_work(monkeypatch):
     with_torch |= {"adafactor", "sgd", "adagrad", "rmsprop", "kubeflow"}  # the latter needs a server
     assert needed.keys() == ({one.value for one in OptimizerNames} | INTEGRATION_TO_CALLBACK.keys()) - with_torch
     assert all(line.count("pip install ") == 1 for line in needed.values())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: name == "tensorboardX" or None)
+    check_packages(read_arguments(["--report_to", "tensorboard"], TINY))  # transformers takes either

@@ -47,10 +47,11 @@ _AT_LEAST = {
     "seed": 0,
 }
 _INTERVALS = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
-# Module and package that each needs.
+# Modules, any of which will do, and the package that each needs.
 REPORTERS = {
     **{name: (name, name) for name in ("clearml", "codecarbon", "dagshub", "dvclive", "mlflow", "neptune", "swanlab")},
-    **{name: (name, name) for name in ("tensorboard", "trackio", "wandb")},
+    **{name: (name, name) for name in ("trackio", "wandb")},
+    "tensorboard": ("tensorboard tensorboardX", "tensorboard"),
     **{"azure_ml": ("azureml", "azureml-core"), "comet_ml": ("comet_ml", "comet-ml"), "flyte": ("flytekit",) * 2},
 }
 OPTIMIZERS = {  # by how their names begin

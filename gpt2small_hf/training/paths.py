@@ -49,8 +49,8 @@ def check_packages(args: Arguments) -> None:
         ("--use_liger_kernel", trainer.use_liger_kernel, ("liger_kernel", "liger-kernel")),
     ):
         wanted += [(flag, needed)] if is_set else []
-    for flag, (module, package) in wanted:
-        if importlib.util.find_spec(module) is None:
+    for flag, (modules, package) in wanted:
+        if not any(map(importlib.util.find_spec, modules.split())):
             raise UsageError(f"{flag} needs a package that is not installed: pip install {package}")
 
 
