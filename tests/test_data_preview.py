@@ -412,6 +412,24 @@ def test_conversations_that_do_not_fit_are_counted_with_the_flag_that_keeps_them
     assert "too long" not in facts(preview(chats, "--tokenizer", tmp_path / "words", *flags))
 
 
+def test_rows_shorter_than_the_context_of_the_base_are_called_the_default(
+    preview: Callable[..., str], tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+):
+    model = tmp_path / "run" / "model"
+    tiny_config(max_position_embeddings=2048).save_pretrained(model)
+    longer = tokenizer_of()
+    longer.model_max_length = 2048
+    longer.save_pretrained(model)
+    path = write_chats(tmp_path / "chats.jsonl", chat("why " * 270, "so " * 270), chat("Hello", "you"))
+    shown = preview(path, "--tokenizer", model.parent)
+    lost = facts(shown)["too long"]
+    assert "1 of 2 conversations have more than 1,024 tokens (the default of --seq_len): " in lost
+    assert "--max_position_embeddings 2048 and no shorter" in lost  # what the base has: less is refused
+    assert " --max_position_embeddings 2048 --seq_len 1024" in shown.splitlines()[-1]
+    longest = re.search(r"keep all: --seq_len (\d+)", lost)[1]
+    assert f" --seq_len {longest}" in preview(path, "--tokenizer", model.parent, "--seq_len", longest).splitlines()[-1]
+
+
 def test_the_next_command_has_the_settings_that_were_looked_at(preview: Callable[..., str], chats: str):
     flags = ["--loss_on", "last", "--template", "llama2", "--add_special_tokens", "--seq_len", "200"]
     shown = preview(chats, f"{chats}[:1]", *flags, "--packing", "best_fit")

@@ -194,7 +194,7 @@ class PreviewArguments:
         default=None,
         metadata={
             "help": f"Tokens of a row; of chats, at most. Unset: for chats the context of the model that --tokenizer "
-            f"names, or {CHAT_SEQ_LEN:,}; for prepared text {TEXT_SEQ_LEN}, or as many as there are."
+            f"names, and no more than {CHAT_SEQ_LEN:,}; for prepared text {TEXT_SEQ_LEN}, or as many as there are."
         },
     )
     packing: Literal["padding", "best_fit", "stream", "bos_bestfit", "isolate"] | None = field(

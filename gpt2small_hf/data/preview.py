@@ -34,7 +34,7 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.flags import as_flags
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, whole
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, read_json, whole
 
 SAMPLE_CHARACTERS = 5_000_000
 """Of chats, to train a tokenizer on that is only looked at."""
@@ -113,8 +113,8 @@ def _open_chats(
     place = None if args.tokenizer is None else find_tokenizer(args.tokenizer)
     tokenizer = None if place is None else load_tokenizer(place)
     # The tokenizer of a model knows its context; one without a model says some 10^30.
-    context = CHAT_SEQ_LEN if tokenizer is None else min(tokenizer.model_max_length, CHAT_SEQ_LEN)
-    seq_len = args.seq_len or context
+    context = CHAT_SEQ_LEN if tokenizer is None else tokenizer.model_max_length
+    seq_len = args.seq_len or min(context, CHAT_SEQ_LEN)
     if chat.max_length is not None and chat.max_length > seq_len:
         raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Raise --seq_len.")
     places = [place for name in names for place in find_places(name) if args.split in (None, place.split)]
@@ -147,6 +147,9 @@ def _open_chats(
         overlong=chat.overlong,
     )
     said = "the tokenizer's own" if template is None else "as given" if re.search("{[{%]", template) else template
+    settings = Path(place or "") / "config.json"
+    is_model = place is not None and settings.is_file()
+    of_base = read_json(settings).get("max_position_embeddings", 0) if is_model else 0
     facts = [("data", describe_source(source)) for source in read.sources]
     share = rows.n_supervised / rows.n_tokens
     facts += [
@@ -160,26 +163,36 @@ def _open_chats(
         ("tokenizer", words),
     ]
     if rows.counts.too_long or rows.counts.shortened:
-        facts.append(("too long", _lost(rows, args, chat)))
+        facts.append(("too long", _lost(rows, args, chat, context, least=of_base)))
     if new:
         facts.append(("new tokens", " ".join(new)))
-    is_model = place is not None and (Path(place) / "config.json").is_file()
     given = {"chat_data": names, "init_from": place if is_model else None, "template": template}
     given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
-    # The recipe has a context of its own; what was shown is this one.
-    given |= {"max_position_embeddings": seq_len if place else args.seq_len, "packing": args.packing}
+    # The recipe has a context of its own; what was shown is this one. That of a base is not made shorter: its rows are.
+    given |= {"max_position_embeddings": max(seq_len, of_base) if place else args.seq_len}
+    given |= {"seq_len": seq_len if seq_len < of_base else None, "packing": args.packing}
     return rows, tokenizer, facts, shlex.join(["python", "train.py", "examples/chat.yaml", *as_flags(given)])
 
 
-def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags) -> str:
-    """How many conversations do not fit, why, and which settings keep them."""
+def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: int, *, least: int) -> str:
+    """How many conversations do not fit, why, and which settings keep them.
+
+    Args:
+        rows: as they were shown.
+        args: the command's.
+        chat: the command's.
+        context: of the tokenizer.
+        least: the context of the base model, which no run makes shorter; 0 without one.
+    """
     counts, limit = rows.counts, chat.max_length or rows.seq_len
     longest = rows.longest
     if chat.max_length is not None:
         why, flags = "--max_length", f"--max_length {longest}" + f" --seq_len {longest}" * (longest > rows.seq_len)
     else:
-        why = "--seq_len" if args.seq_len else f"the context of {args.tokenizer}" if args.tokenizer else "the default"
-        flags = f"--seq_len {longest}; when training, --max_position_embeddings {longest} and no shorter --seq_len"
+        of_tokenizer = f"the context of {args.tokenizer}" if context <= CHAT_SEQ_LEN and args.tokenizer else None
+        why = "--seq_len" if args.seq_len else of_tokenizer or "the default of --seq_len"
+        trained = f"--max_position_embeddings {max(longest, least)}"
+        flags = f"--seq_len {longest}; when training, {trained} and no shorter --seq_len"
     became = [f"{counts.too_long:,} left out"] * (counts.too_long > 0)
     became += [f"{counts.shortened:,} without their first turns"] * (counts.shortened > 0)
     return (
