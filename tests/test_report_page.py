@@ -110,6 +110,11 @@ def test_an_unfinished_run_says_so_and_what_to_look_at(run, capsys):
     assert shown.endswith(f"next: python examples/use_from_hub.py {run.checkpoints / 'checkpoint-20'}\n")
 
 
+def test_tokens_are_counted_to_the_last_step(run):
+    append_jsonl(run.metrics, {"step": 23, "train_loss": 3.9, "num_input_tokens_seen": 2944})
+    assert status(Run(run)) == "Finished: 23 steps, 2,944 tokens."
+
+
 def test_a_run_that_logged_nothing_yet_has_a_page(run, capsys):
     for path in run.root.iterdir():
         if path != run.resolved:

@@ -185,8 +185,11 @@ def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited
     assert all(0 < row["memory_gib"] < 64 for row in rows)
     assert all(0 <= row["data_wait"] < 1 for row in rows)
     assert {"mfu"} & trainer.state.log_history[-1].keys() == set()  # the end is no interval
-    slow = make(LanguageModelTrainer, tmp_path, logging_steps=4, max_steps=8)
+    assert trainer.state.log_history[-1]["num_input_tokens_seen"] == 40 * 2 * 2 * 8
+    slow = make(LanguageModelTrainer, tmp_path, logging_steps=4, max_steps=10)
     slow.train_dataset = SlowRows(ROWS)
     slow.train()
+    assert slow.state.log_history[-1]["num_input_tokens_seen"] == 10 * 2 * 2 * 8
+    assert slow.state.log_history[-1]["tokens_per_second"] > 0  # of the last two steps
     assert slow.state.log_history[-2]["data_wait"] > 2 * max(row["data_wait"] for row in rows)
     assert "mfu" not in slow.state.log_history[0]  # the device's peak is not known

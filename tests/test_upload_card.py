@@ -625,6 +625,27 @@ def test_a_count_is_told_as_people_say_it(count, said):
 # ---- time -------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_shorter_than_the_interval_of_its_log_has_a_card(tiny_run):
+    run = copied(tiny_run, "shorter")
+    rows = read_jsonl(run.metrics)
+    assert "train_loss" in rows[-1]
+    write_jsonl(run.metrics, [rows[0], {**rows[-1], "num_input_tokens_seen": 2560, "tokens_per_second": 1280.0}])
+    card = card_of(run.root)
+    assert " trained from scratch on 2,560 tokens" in card.prose
+    assert card.table("hardware")["time in training steps"] == ["0 min 2 s"]
+    assert "last logged training loss" not in card.prose
+
+
+def test_tokens_of_a_checkpoint_between_two_lines_of_the_log_are_all_counted(tiny_run):
+    run = copied(tiny_run, "between")
+    shutil.copytree(tiny_run.checkpoints / "checkpoint-10", run.checkpoints / "checkpoint-10")
+    write_jsonl(run.metrics, [row for row in read_jsonl(run.metrics) if row["step"] > 10])  # nor any before
+    state, guard = (run.checkpoints / "checkpoint-10" / name for name in ("trainer_state.json", "guard_0.json"))
+    write_json(state, {**read_json(state), "num_input_tokens_seen": 640})
+    write_json(guard, {**read_json(guard), "tokens": 640})
+    assert " trained from scratch on 1,280 tokens" in card_of(run.checkpoints / "checkpoint-10").prose
+
+
 def test_training_time_is_that_of_the_steps_of_all_sittings():
     rows = [
         {"step": 0, "eval_loss": 5.0},

@@ -164,7 +164,7 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
         ("resolved.json", "[]", "is not whole, so nothing is known of the run"),
         ("evaluation/heldout.json", '{"after": {}}', "is not whole. The run's own command, with --overwrite"),
         ("metrics.jsonl", "", "is missing or empty, so nothing is known of the training"),
-        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', "is missing or empty, so nothing is known"),
+        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', "has no line of training, so nothing is known of it"),
     ],
 )
 def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):

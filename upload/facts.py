@@ -244,6 +244,10 @@ def trained(source: Source) -> dict[str, Any]:
     assert run is not None
     rows = _rows_until(source)
     tokens = next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
+    if source.is_checkpoint:  # it may lie between two lines of the log
+        logged = read_json(source.model / "trainer_state.json")["num_input_tokens_seen"]
+        unlogged = sum(read_json(path).get("tokens", 0) for path in source.model.glob("guard_*.json"))
+        tokens = max(tokens or 0, logged + unlogged) or None  # earlier versions counted none
     return {
         "name": run.name,
         "steps": max((row["step"] for row in rows), default=0),

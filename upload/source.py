@@ -110,8 +110,13 @@ def _open(folder: RunFolder) -> Run:
     run = Run(folder)
     if run.heldout is not None and not run.heldout.keys() >= (UNMEASURED if _held_nothing_out(run) else MEASURED):
         raise UsageError(f"{folder.heldout} is not whole. The run's own command, with --overwrite, makes it again.")
-    if not run.train:
+    if not run.metrics:
         raise UsageError(f"{folder.metrics} is missing or empty, so nothing is known of the training. Put it back.")
+    if not any({"loss", "train_loss"} & row.keys() for row in run.metrics):  # the latter when training ended
+        raise UsageError(
+            f"{folder.metrics} has no line of training, so nothing is known of it. Put back what was removed, or train "
+            f"to the first line (every {run.resolved['trainer']['logging_steps']:g} steps) or to the end."
+        )
     return run
 
 

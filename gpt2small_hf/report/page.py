@@ -79,7 +79,7 @@ class Run:
     def tokens(self) -> int | None:
         """Training tokens seen so far, if they were logged."""
         return next(
-            (row["num_input_tokens_seen"] for row in reversed(self.train) if "num_input_tokens_seen" in row), None
+            (row["num_input_tokens_seen"] for row in reversed(self.metrics) if "num_input_tokens_seen" in row), None
         )
 
     def usual(self, name: str) -> float | None:

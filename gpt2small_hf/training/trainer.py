@@ -336,6 +336,7 @@ class LanguageModelTrainer(Trainer):
             if self.step_losses:
                 self._interval()
             logs["train_loss"] = self.loss_sum / self.n_losses if self.n_losses else math.nan
+            logs |= self._pace()  # of the steps since the last line, if there are any
         super().log(logs, start_time)
 
     def _interval(self) -> tuple[list[float], list[float]]:
@@ -352,7 +353,10 @@ class LanguageModelTrainer(Trainer):
         return good, norms
 
     def _pace(self) -> dict[str, float]:
-        """How fast the interval went, without what was spent on measuring and saving; begins the next one."""
+        """All tokens so far, and how fast the interval went, without measuring and saving; begins the next one.
+
+        Returns: `num_input_tokens_seen` alone if nothing was trained since the last call.
+        """
         device = self.args.device
         tokens = torch.tensor([self.tokens, self.unlogged_tokens])
         if dist.is_initialized():
@@ -360,8 +364,11 @@ class LanguageModelTrainer(Trainer):
             dist.all_reduce(tokens)
         n_tokens, unlogged = tokens.tolist()
         self.state.num_input_tokens_seen += unlogged
-        per_second = n_tokens / self.trained if self.trained else 0.0
-        pace = {"num_input_tokens_seen": self.state.num_input_tokens_seen, "tokens_per_second": per_second}
+        pace: dict[str, float] = {"num_input_tokens_seen": self.state.num_input_tokens_seen}
+        if not self.trained:
+            self.tokens = self.unlogged_tokens = 0
+            return pace
+        pace["tokens_per_second"] = per_second = n_tokens / self.trained
         if self.flops_per_token and self.peak_flops:
             pace["mfu"] = per_second * self.flops_per_token / (self.peak_flops * self.args.world_size)
         if device.type == "cuda":
@@ -369,8 +376,7 @@ class LanguageModelTrainer(Trainer):
             torch.cuda.reset_peak_memory_stats(device)
         else:
             pace["memory_gib"] = psutil.Process().memory_info().rss / 2**30
-        if self.trained:
-            pace["data_wait"] = self.waited / self.trained
+        pace["data_wait"] = self.waited / self.trained
         self.waited = self.trained = 0.0
         self.tokens = self.unlogged_tokens = 0
         return pace
