@@ -592,6 +592,24 @@ def test_beside_a_baseline_of_a_sweep_the_noise_of_its_seeds_is_told(cards):
     assert "One run: what other seeds would have given was not measured." not in card.prose
 
 
+def test_beside_a_baseline_batch_processes_base_and_data_are_compared(tiny_run):
+    other = copied(tiny_run, "other-batch")
+    batch = {"per_device_train_batch_size": 1}
+    change(other.resolved, trainer=batch, device={"count": 3}, data={"fingerprint": "ab" * 32, "folder": "elsewhere"})
+    change(other.resolved, base={"init_from": "/home/somebody/models/first", "sha256": "cd" * 32, "of_hub": False})
+    write_json(other.resolved, {**read_json(other.resolved), "rows_per_step": 1})
+    card = card_of(Path("runs/short"), baseline=Run(other))
+    resolved = card.source.run.resolved
+    assert card.table("begun with") == {
+        "begun with": ["a model (SHA-256 cdcdcdcdcdcdcdcd…)", "new weights"],
+        "data": ["fingerprint abababababababab…", f"fingerprint {resolved['data']['fingerprint'][:16]}…"],
+        "rows a step": ["1", "4"],
+        "processes": ["3", "1"],
+    }
+    assert "No setting that decides what is learned differs." not in card.prose
+    assert "/home/" not in card.text
+
+
 def test_losses_on_other_rows_are_not_compared(tiny_run):
     other = copied(tiny_run, "other-rows")
     change(other.heldout, rows={"rows": 13})

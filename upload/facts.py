@@ -493,8 +493,10 @@ def _provenance(source: Source) -> str | None:
 
 
 def _difference(run: Run, baseline: Run) -> dict[str, Any]:
-    """What differs from a baseline run, in settings and in loss."""
-    changes = [
+    """What differs from a baseline run, in what is given to it, in settings and in loss."""
+    now_given = _given(run)
+    changes = [[name, then, now_given[name]] for name, then in _given(baseline).items() if then != now_given[name]]
+    changes += [
         [name, said(then), said(now)]
         for name, then, now in changed(scrubbed(baseline.resolved), scrubbed(run.resolved))
         if name not in UNSAID
@@ -510,6 +512,20 @@ def _difference(run: Run, baseline: Run) -> dict[str, Any]:
         "base_loss": base_loss,
         "delta": None if loss is None or base_loss is None else f"{loss - base_loss:+.4f}",
         "noise": noise,
+    }
+
+
+def _given(run: Run) -> dict[str, str]:
+    """Say what decides what a run learns beside the settings that `changed` compares.
+
+    Base and data by their content: files have other names elsewhere, and a repository's may be private.
+    """
+    base, rows = run.resolved.get("base"), run.resolved.get("rows_per_step")
+    return {
+        "begun with": f"a model (SHA-256 {base['sha256'][:16]}…)" if base else "new weights",
+        "data": f"fingerprint {run.resolved['data']['fingerprint'][:16]}…",
+        "rows a step": "not known" if rows is None else f"{rows:,}",
+        "processes": f"{run.resolved['device']['count']:,}",
     }
 
 
