@@ -488,10 +488,19 @@ def append_jsonl(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON Lines file. A last line cut off by a killed process is passed over."""
+    """Read a JSON Lines file, without a last line that a killed process cut off.
+
+    Raises: UsageError naming a line that is damaged.
+    """
     # Not splitlines: in a string JSON may have characters raw that Python takes for ends of lines, U+2028 for one.
     *lines, _ = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines]
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise UsageError(f"{path}, line {number}, is not JSON ({error}). Take that line out.") from None
+    return rows
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

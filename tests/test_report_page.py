@@ -176,7 +176,7 @@ def test_what_is_not_a_run_is_refused_before_anything_is_written(run, tmp_path, 
 
 def test_a_broken_log_is_named(run):
     run.metrics.write_text('{"step": 1}\n{"step": \n', encoding="utf-8")
-    with pytest.raises(UsageError, match=r"metrics\.jsonl has a line that is not JSON"):
+    with pytest.raises(UsageError, match=r"metrics\.jsonl, line \d+, is not JSON"):
         main([str(run.root)])
 
 

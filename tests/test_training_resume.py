@@ -323,6 +323,21 @@ def test_damaged_settings_of_a_run_are_one_line(tiny_run, tmp_path, monkeypatch)
             run_train(tiny_words(tmp_path, copy.root))
 
 
+def test_run_whose_checkpoints_are_all_damaged_is_not_started_again(tiny_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    copy = take_back(tiny_run, tmp_path / "run")
+    for checkpoint in copy.checkpoints.iterdir():
+        (checkpoint / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UsageError, match="resume from no checkpoint"):
+        run_train(tiny_words(tmp_path, copy.root))
+    assert {path.name for path in copy.checkpoints.iterdir()} == {path.name for path in tiny_run.checkpoints.iterdir()}
+    shutil.rmtree(copy.checkpoints)
+    lines = copy.metrics.read_text().splitlines()
+    copy.metrics.write_text("\n".join([lines[0], "garbage", *lines[1:]]) + "\n")
+    with pytest.raises(UsageError, match=r"metrics\.jsonl, line 2, is not JSON"):
+        run_train(tiny_words(tmp_path, copy.root))
+
+
 def test_longer_run_is_begun_from_what_is_there(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = RunFolder(tmp_path / "run")
@@ -513,8 +528,7 @@ def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch
     folder = run_train(words)
     whole = sha256(folder.model / "model.safetensors")
     folder.heldout.unlink()
-    for checkpoint in ("checkpoint-10", "checkpoint-20"):
-        (folder.checkpoints / checkpoint / "trainer_state.json").unlink()
+    shutil.rmtree(folder.checkpoints)
     run_train(words)
     assert sha256(folder.model / "model.safetensors") == whole
     assert [row["step"] for row in read_jsonl(folder.metrics) if "loss" in row] == [5, 10, 15, 20]

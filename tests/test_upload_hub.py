@@ -1,6 +1,7 @@
 """Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command goes on."""
 
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
 from upload.arguments import parse_arguments
 from upload.card import fingerprint, marked
-from upload.push import publish
+from upload.push import main, publish
 
 pytest_plugins = ["pushing"]
 pytestmark = pytest.mark.slow
@@ -247,9 +248,10 @@ def test_a_refusal_for_lack_of_storage_shows_the_words_of_the_hub(hub, push, run
     assert len(hub.landed) == 1 + (path == "/tag/")
 
 
-def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done():
+def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done(tiny_run, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["push.py", str(tiny_run.root), "you/tiny"])
     with pytest.raises(UsageError) as refusal:  # it is, in tests
-        publish(parse_arguments([*QUICK]))
+        main()
     assert str(refusal.value) == "HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run."
 
 

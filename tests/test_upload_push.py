@@ -654,7 +654,8 @@ def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, t
     assert there.keys() == {name for name in OF_A_RUN if "/" not in name and name != "resolved.json"}
     assert there == contents(tmp_path / "runs" / "theirs" / "staged")
     card = there["README.md"].decode()
-    assert "datasets:\n- somebody/some-text\n" in card
+    assert "private   somebody/some-text: the card does not link it" in done.out  # no such data set is on this Hub
+    assert "datasets:" not in card
     assert "Its weights were trained by other code" in card
     record = read_json(tmp_path / "runs" / "theirs" / "published.json")
     assert (record["logit_difference"], record["commit"]) == (0.0, hub.landed[-1].oid)

@@ -397,7 +397,10 @@ def _training(run: Run) -> dict[str, Any]:
         schedule = f"cosine to {given.pop('min_lr_rate'):.0%} of the peak"
     warmup = t["warmup_steps"]
     devices = plural(run.resolved["device"]["count"], "device")
-    precision = [name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"])) if on]
+    on_gpu = run.resolved["device"]["type"] != "cpu"  # Accelerate turns float16 off on a CPU
+    precision = [
+        name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"] and on_gpu)) if on
+    ]
     precision += ["TF32"] if t["tf32"] else []
     dropout = {name: model.get(name, 0.0) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
     decayed = "matrices alone" if r["decay"] == "matrices" else "all parameters"

@@ -28,7 +28,7 @@ from gpt2small_hf.report.tables import (
     one_line,
     worse_line,
 )
-from gpt2small_hf.runs import RunFolder, UsageError, check_run, read_json, read_jsonl, whole
+from gpt2small_hf.runs import RunFolder, check_run, read_json, read_jsonl, whole
 
 MOST_RUNGS = 8
 """Of a ladder."""
@@ -119,10 +119,7 @@ class Run:
 
 
 def _lines(path: Path) -> Rows:
-    try:
-        return read_jsonl(path) if path.is_file() else []
-    except ValueError as error:
-        raise UsageError(f"{path} has a line that is not JSON ({error}). Take that line out.") from None
+    return read_jsonl(path) if path.is_file() else []
 
 
 # ---- what a page says -------------------------------------------------------------------------------------------

@@ -485,6 +485,10 @@ def read_with(
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):
         recipe_path, words = Path(words[0]), words[1:]
+        if words and not words[0].startswith("-"):  # the last setting of the recipe may be a list, and would take it
+            raise UsageError(f"{words[0]} stands where a flag was expected. All flags: {parser.prog} --help")
+    if "" in words[1:]:
+        raise UsageError(f"{words[words.index('', 1) - 1]} is empty. Give a value, or leave the flag out.")
     if recipe_path is None:
         parser.fill(words)  # answers --help and a mistyped flag
         raise UsageError(f"name a recipe: {prog} recipe.yaml. The project's examples/ are not part of the package.")
@@ -519,6 +523,12 @@ def beside(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+NOTHING_TO_MEASURE = (
+    "nothing is held out, so nothing can be measured while training. Give --eval_strategy no, or hold out a part: "
+    "--validation_fraction 0.1"
+)
+
+
 def settle(args: Arguments) -> None:
     """See that settings of different parts fit each other, and fill in what depends on another.
 
@@ -530,6 +540,9 @@ def settle(args: Arguments) -> None:
             raise UsageError(f"--{idle[0]} is of chats. Name some with --chat_data, or leave it out.")
         if run.packing in CHAT_PACKINGS:
             raise UsageError(f"--packing {run.packing} is of chats. For text choose one of {', '.join(PACKINGS)}.")
+        unknown = run.data_dir is not None or args.data.dataset is not None  # which may have a validation split
+        if not (unknown or args.data.validation_text or args.data.held_out) and args.trainer.eval_strategy != "no":
+            raise UsageError(NOTHING_TO_MEASURE)
     else:
         if other := [name for name in _TEXT_SOURCES if name in named]:
             raise UsageError(

@@ -32,7 +32,7 @@ from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
 from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
-from gpt2small_hf.training.arguments import OF_A_BASE, Arguments, check_sizes, row_length
+from gpt2small_hf.training.arguments import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
@@ -87,10 +87,7 @@ def gather(args: Arguments, n_processes: int | None = None) -> Material:
     else:
         material = _text(args, base, config)
     if material.heldout is None and args.trainer.eval_strategy != "no":
-        raise UsageError(
-            "nothing is held out, so nothing can be measured while training. Give --eval_strategy no, or hold out a "
-            "part: --validation_fraction 0.1"
-        )
+        raise UsageError(NOTHING_TO_MEASURE)
     return material
 
 

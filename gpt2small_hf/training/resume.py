@@ -323,6 +323,11 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
             f"{why_not(newest, run, keeps_best=True)}, so the run cannot end with it. To continue from {newest} and "
             f"choose the best checkpoint among later ones, give --resume {newest}; to start again, give --overwrite."
         )
+    if usable is None and any(checkpoints_in(run.checkpoints)):
+        raise UsageError(
+            f"training can resume from no checkpoint in {run.checkpoints}. Restore one, or start again with "
+            "--overwrite, which keeps this run until the new one is finished."
+        )
     return usable or args.run.branch_from
 
 
