@@ -157,8 +157,8 @@ def test_skypilot_accepts_the_cloud_example(tmp_path):
 
 @pytest.mark.slow
 def test_the_cloud_examples_commands_train_here_and_run_again_do_no_harm(tmp_path):
-    words = iter(tiny_words(tmp_path, tmp_path)[1:])
-    settings = {word.removeprefix("--"): True if word == "--use_cpu" else next(words) for word in words}
+    words, alone = iter(tiny_words(tmp_path, tmp_path)[1:]), ("--use_cpu", "--sample_all_checkpoints")
+    settings = {word.removeprefix("--"): True if word in alone else next(words) for word in words}
     del settings["output_dir"]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump({**settings, "max_steps": 4}))
     for name in ("train.py", "examples"):  # the checkout, without the data that it may hold

@@ -6,12 +6,14 @@ import sys
 import textwrap
 
 import pytest
+from conftest import REPOSITORY
 from hub_server import TOKEN, HubServer
 
 from upload.verify import check
 
 pytestmark = pytest.mark.slow
 
+DOWNLOAD = "import pathlib, sys; from upload.hub import Hub; Hub().download(*sys.argv[1:3], pathlib.Path(sys.argv[3]))"
 OWNER = textwrap.dedent("""
     import sys
 
@@ -58,12 +60,14 @@ def hub(tiny_run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("repo_id", ["you/by-hand", "you/by-trainer"])
-def test_a_stranger_loads_what_our_classes_pushed(repo_id, hub, tiny_run, monkeypatch):
+def test_a_stranger_loads_what_our_classes_pushed(repo_id, hub, tiny_run, tmp_path):
     server, end = hub
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
-    head = server.repos[repo_id].branches["main"]
+    head, cache = server.repos[repo_id].branches["main"], tmp_path / "cache"
+    told = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    told |= {"PYTHONPATH": str(REPOSITORY), "https_proxy": ""}
+    subprocess.run([sys.executable, "-c", DOWNLOAD, repo_id, head, str(cache)], check=True, env={**os.environ, **told})
     reference = tiny_run.model if repo_id == "you/by-hand" else end
-    found = check(repo_id, reference=reference, card="", repo_id=repo_id, tag=None, revision=head, token=TOKEN)
+    found = check(repo_id, reference=reference, card="", repo_id=repo_id, tag=None, revision=head, cache=cache)
     assert found.logit_difference == 0
     assert found.text
 

@@ -134,9 +134,15 @@ def test_recipes_of_any_scatter_get_false_verdicts_once_in_twenty(ratio, design)
 # ---- from files --------------------------------------------------------------------------------------------------
 
 
+def resolved(fingerprint: str) -> dict:
+    return {part: {} for part in ("run", "model", "trainer", "device", "made_by")} | {
+        "data": {"fingerprint": fingerprint}
+    }
+
+
 def write_run(run: RunFolder, loss: float, *, fingerprint: str = "f" * 64, rows: int = 10) -> None:
     """What `report/sweep.py` reads of a finished run."""
-    write_json(run.resolved, {"data": {"fingerprint": fingerprint}})
+    write_json(run.resolved, resolved(fingerprint))
     write_jsonl(run.metrics, [{"step": 1, "loss": 5.0, "tokens_per_second": 1000.0}])
     write_json(run.heldout, {"rows": {"rows": rows, "seq_len": 8}, "after": {"loss": loss}})
 
@@ -157,7 +163,7 @@ def ladder(tmp_path):
     for key, loss in losses.items():
         write_run(folder.run(*key), loss)
     stopped = folder.run("burst", 2, 2)
-    write_json(stopped.resolved, {"data": {"fingerprint": "f" * 64}})
+    write_json(stopped.resolved, resolved("f" * 64))
     folder.log(stopped).write_text("$ python train.py\nstep 1\nstopped: 20 bad steps in a row.\n")
     return folder, recipes
 

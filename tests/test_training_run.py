@@ -174,9 +174,11 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "2", "--eval_strategy", "no"]
     first = run_train(words)
-    (first.root / "stray").touch()
+    (first.root / "mine.txt").touch()
+    (first.model / "stray").touch()
     run_train([*words, "--overwrite"])
-    assert not (first.root / "stray").exists()
+    assert (first.root / "mine.txt").exists()
+    assert not (first.model / "stray").exists()
     home = tmp_path / "home"
     home.mkdir()
     (home / "letter.txt").touch()
