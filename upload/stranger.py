@@ -1,4 +1,4 @@
-"""A stranger: loads a model, of a folder or Hub cache, with torch, transformers and what these need, and nothing else.
+"""Loads a model, of a folder or Hub cache, with torch, transformers and what these need alone.
 
 python -I -S upload/stranger.py REQUEST.json
 

@@ -172,7 +172,7 @@ class Linear(nn.Linear):
             and not torch.compiler.is_compiling()
             and not watchers()
         ):
-            if not torch.is_grad_enabled():  # `apply` inspects a signature at every call: half the time of one row
+            if not torch.is_grad_enabled():  # `apply` inspects a signature: a fifth of a tiny model's time
                 return onednn(input, self.weight, self.bias)
             return OneDNNLinear.apply(input, self.weight, self.bias)
         return super().forward(input)

@@ -136,8 +136,8 @@ def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool
     """Whether a checkpoint of this step gets samples.
 
     Step 0 and the last planned one do, and with `every` all scheduled checkpoints; without it, every n-th of them, with
-    the smallest n for which they are 150 steps apart or more and at most ten: samples of a small model take as long as
-    ten of its steps. It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples
+    the smallest n for which they are 150 steps apart or more and at most ten: samples take as long as some steps.
+    It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples
     of one that was not interrupted. A checkpoint that a signal asked for is not on the schedule.
     """
     if state.global_step in (0, state.max_steps):

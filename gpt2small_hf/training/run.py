@@ -301,7 +301,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                 raise
             reason = " ".join(str(error).split())
             raise RunStoppedError(
-                f"the disk did not take all that is written after the last step ({reason}). Make room; "
+                f"the disk did not take all that is written after the last step ({reason}). Free some space; "
                 f"{args.run.command_to_resume} writes the rest."
             ) from None
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
