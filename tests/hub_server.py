@@ -6,6 +6,13 @@ Run the client in a process of its own: huggingface_hub reads `HF_ENDPOINT` once
         subprocess.run([...], env={"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": an_empty_folder, ...})
         assert "config.json" in hub.files("you/tiny") and not hub.unknown_routes and not hub.leaks
 
+Faults: `hub.inject(call, kind)` makes a call of CALLS ("whoami", "commit", …) go wrong in a way of FAULTS, once or more
+often. `fail`, `drop`, `drop_answer`, `hang` and `pause` do the same for any address.
+
+    hub.inject("commit", "lost")  # the commit lands, and the connection is closed before the answer
+    hub.inject("info", "429", times=2, headers={"Retry-After": "1"})
+    hub.inject("whoami", "silent", times=-1)  # accepts each request and never answers
+
 Contents go up over LFS (single PUT or multipart) or Xet (the uploaded chunks are unpacked, and must give the SHA-256
 that the shard names), and come down over plain HTTP, LFS files by a redirect to another host, as from the Hub's CDN.
 Written from the client's source and observed requests, never compared with the real Hub. Its limits:
@@ -40,11 +47,58 @@ from datetime import datetime, timezone
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 TOKEN, READ_TOKEN, STRANGER_TOKEN = "hf_writer", "hf_reader", "hf_stranger"
 LFS_SUFFIXES = ("7z", "bin", "gz", "npy", "npz", "onnx", "parquet", "pickle", "pkl", "pt", "pth", "safetensors", "zip")
 GITATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
+
+API_OF_A_MODEL = "^/api/models/[^/]+/[^/]+"
+CALLS = {
+    "whoami": ("GET", "^/api/whoami-v2$"),
+    "info": ("GET", f"{API_OF_A_MODEL}(/revision/.+)?$"),
+    "auth": ("GET", f"{API_OF_A_MODEL}/auth-check"),
+    "refs": ("GET", f"{API_OF_A_MODEL}/refs$"),
+    "tree": ("GET", f"{API_OF_A_MODEL}/tree/"),
+    "discussions": ("GET", f"{API_OF_A_MODEL}/discussions$"),
+    "create": ("POST", "^/api/repos/create$"),
+    "branch": ("POST", f"{API_OF_A_MODEL}/branch/"),
+    "validate": ("POST", "^/api/validate-yaml$"),
+    "preupload": ("POST", f"{API_OF_A_MODEL}/preupload/"),
+    "batch": ("POST", "/info/lfs/objects/batch$"),
+    "put": ("PUT", "^/lfs/(whole|part)/"),
+    "complete": ("POST", "^/lfs/complete/"),  # of a file sent in parts
+    "verify": ("POST", "/info/lfs/objects/verify$"),
+    "xet-token": ("GET", f"{API_OF_A_MODEL}/xet-write-token/"),
+    "cas": (None, "^/v1/(xorbs|shards)"),  # both of the next two
+    "xorb": ("POST", "^/v1/xorbs/"),
+    "shard": ("POST", "^/v1/shards"),
+    "commit": ("POST", f"{API_OF_A_MODEL}/commit/"),
+    "commits": ("GET", f"{API_OF_A_MODEL}/commits/"),
+    "paths": ("POST", f"{API_OF_A_MODEL}/paths-info/"),
+    "resolve": (None, "/resolve/"),  # HEAD and GET
+    "cdn": (None, "^/cdn/"),
+    "tag": ("POST", f"{API_OF_A_MODEL}/tag/"),
+    "settings": ("PUT", f"{API_OF_A_MODEL}/settings$"),
+    "collection": ("GET", "^/api/collections/"),
+    "collect": ("POST", "^/api/collections/.+/items$"),
+}
+"""Name of a call → method and address. Only LFS makes batch, put, complete and verify; only Xet makes xet-token, cas,
+xorb and shard."""
+LOGIN_PAGE = b"<!DOCTYPE html><html><head><title>Log in to the network</title></head><body></body></html>"
+FAULTS = {
+    "500": "status 500, nothing is done; any other number likewise",
+    "html": "status 200 with the login page of a proxy, nothing is done",
+    "list": "status 200 with the JSON `[]`, nothing is done",
+    "null": "status 200 with the JSON `null`, nothing is done",
+    "empty": "status 200 with the JSON `{}`, nothing is done",
+    "dropped": "the connection is closed before anything is done",
+    "lost": "the work is done, then the connection is closed without an answer",
+    "silent": "nothing is done and nothing is answered; the connection stays open",
+    "done-silent": "the work is done and nothing is answered; the connection stays open",
+}
+"""Kind of a fault → what happens."""
 
 
 @dataclass
@@ -511,7 +565,7 @@ class HubServer:
         times: int = 1,
         after: int = 0,
         headers: dict[str, str] | None = None,
-        body: dict | bytes | None = None,
+        body: dict | list | bytes | None = None,
     ) -> None:
         """Answer so, and do nothing."""
         answer = Answer({"error": f"fault {status}"} if body is None else body, status, headers or {})
@@ -528,6 +582,44 @@ class HubServer:
             raise Hangup
 
         self._faults.append(Fault(method, path, times, after, act_after=hang_up))
+
+    def hang(
+        self, path: str, method: str | None = None, times: int = 1, after: int = 0, when_done: bool = False
+    ) -> None:
+        """Keep the line open and say nothing; `when_done`: after the work. Such a request ends with the server."""
+        pause = Pause()
+        self._pauses.append(pause)
+        act = {"act_after": pause.hold} if when_done else {"act": lambda handler: pause.hold()}
+        self._faults.append(Fault(method, path, times, after, **act))
+
+    def inject(
+        self, call: str, kind: str, times: int = 1, after: int = 0, headers: dict[str, str] | None = None
+    ) -> None:
+        """Make a call of CALLS go wrong in a way of FAULTS.
+
+        Args:
+            call: Which call.
+            kind: In which way.
+            times: How often, -1: always.
+            after: Matching requests that go well before.
+            headers: Of an answer, in addition.
+
+        Raises: KeyError for an unknown call, ValueError for an unknown kind.
+        """
+        method, path = CALLS[call]
+        when: dict[str, Any] = {"method": method, "times": times, "after": after}
+        bodies = {"html": LOGIN_PAGE, "list": [], "null": b"null", "empty": {}}
+        if kind in bodies:
+            sort = {"Content-Type": "text/html" if kind == "html" else "application/json"}
+            self.fail(path, status=200, body=bodies[kind], headers={**sort, **(headers or {})}, **when)
+        elif kind == "dropped":
+            self.drop(path, **when)
+        elif kind == "lost":
+            self.drop_answer(path, **when)
+        elif kind in ("silent", "done-silent"):
+            self.hang(path, when_done=kind == "done-silent", **when)
+        else:
+            self.fail(path, status=int(kind), headers=headers, **when)
 
     def pause(self, path: str, method: str | None = None, after: int = 0, when_done: bool = False) -> Pause:
         """Stop one request before its body is read, or (`when_done`) after the work and before the answer."""

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import random
+import re
 import socket
 import subprocess
 import sys
@@ -14,9 +15,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from hub_server import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 from gpt2small_hf import GPT2SmallForCausalLM
 
@@ -477,6 +479,68 @@ def test_parts_of_files_unknown_addresses_and_tokens_in_the_wrong_place() -> Non
         assert line.getresponse().status == 400
         line.close()
         assert [(leak.path, leak.token) for leak in hub.leaks] == [("/cdn/0", TOKEN)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "is_done"),
+    [
+        ("503", (503, b'{"error": "fault 503"}'), False),
+        ("html", (200, LOGIN_PAGE), False),
+        ("list", (200, b"[]"), False),
+        ("null", (200, b"null"), False),
+        ("empty", (200, b"{}"), False),
+        ("dropped", http.client.RemoteDisconnected, False),
+        ("lost", http.client.RemoteDisconnected, True),
+        ("silent", TimeoutError, False),
+        ("done-silent", TimeoutError, True),
+    ],
+)
+def test_an_injected_fault_hits_the_named_call_once(kind: str, answer: Any, is_done: bool) -> None:
+    def create() -> tuple[int, bytes] | type[Exception]:
+        line = http.client.HTTPConnection("127.0.0.1", int(hub.url.rsplit(":", 1)[1]), timeout=0.5)
+        try:
+            line.request("POST", "/api/repos/create", b'{"name": "tiny"}', {"Authorization": f"Bearer {TOKEN}"})
+            got = line.getresponse()
+            return got.status, got.read()
+        except OSError as error:
+            return type(error)
+        finally:
+            line.close()
+
+    with HubServer() as hub:
+        hub.inject("branch", kind)
+        hub.inject("create", kind)
+        assert create() == answer
+        assert bool(hub.repos) == is_done
+        again = create()
+        assert again[0] == (409 if is_done else 200)
+        assert hub.repos.keys() == {"you/tiny"}
+
+
+def test_every_call_that_faults_can_name_has_an_address(hub: HubServer, tmp_path: Path, upload: Path) -> None:
+    seen: set[str] = set()
+    code = (
+        upload_code(upload)
+        + """
+api.whoami(), api.repo_info("you/tiny"), api.auth_check("you/tiny", write=True), api.list_repo_refs("you/tiny")
+api.create_branch("you/tiny", branch="next"), api.create_tag("you/tiny", tag="v1")
+api.update_repo_settings("you/tiny", private=True), list(api.get_repo_discussions("you/tiny"))
+api.list_repo_commits("you/tiny"), api.get_paths_info("you/tiny", ["config.json"])
+api.verify_repo_checksums("you/tiny", local_dir="."), api.hf_hub_download("you/tiny", "model.safetensors")
+collection = api.create_collection("Mine").slug
+api.get_collection(collection), api.add_collection_item(collection, "you/tiny", "model")
+"""
+    )
+    (upload / "README.md").write_text("# Tiny\n", encoding="utf-8")
+    hub.part_bytes = 2_000_000
+    client(hub, tmp_path / "home", code)
+    (upload / "model.safetensors").write_bytes(b"other weights\0")
+    client(hub, tmp_path / "home", upload_code(upload), xet=True)
+    for request in hub.requests:
+        for name, (method, address) in CALLS.items():
+            if method in (None, request.method) and re.search(address, request.path):
+                seen.add(name)
+    assert seen == CALLS.keys()
 
 
 def test_what_arrives_broken_is_not_kept() -> None:
