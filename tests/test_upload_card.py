@@ -186,8 +186,12 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
     for n, (i, t) in enumerate(seeds):
         one = copied(tiny_run, f"sweep/baseline-i{i}-t{t}")
         change(one.heldout, after={"loss": 3.6 + n * n / 100})
-    Path("baseline.yaml").write_text("# Shows: what all others are compared with.\n")
-    write_report(SweepFolder(Path("runs/sweep")), {"baseline": Path("baseline.yaml")})
+    for seed, loss in ((1, 3.4), (2, 3.7)):
+        change(copied(tiny_run, f"sweep/slower-i{seed}-t{seed}").heldout, after={"loss": loss})
+    recipes = {name: Path(f"{name}.yaml") for name in ("baseline", "slower")}
+    for path in recipes.values():
+        path.write_text("# Shows: something.\n")
+    write_report(SweepFolder(Path("runs/sweep")), recipes)
     branches = [
         {"revision": "step-10", "step": 10, "tokens": 1280, "loss": 4.273},
         {"revision": "step-20", "step": 20, "tokens": None, "loss": None},
@@ -207,7 +211,7 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
         "nothing but weights": card_of(poor.root),
         "branches": card_of(Path("runs/short"), branches=branches),
         "baseline": card_of(Path("runs/short"), baseline=Run(other)),
-        "sweep": card_of(Path("runs/short"), baseline=Run(RunFolder(Path("runs/sweep/baseline-i1-t2")))),
+        "sweep": card_of(Path("runs/sweep/slower-i1-t1"), baseline=Run(RunFolder(Path("runs/sweep/baseline-i1-t1")))),
         "data of the Hub": card_of(of_hub.root),
     }
 
@@ -576,20 +580,47 @@ def test_beside_a_baseline_settings_and_losses_are_told_apart(cards):
     assert told["lr_scheduler_type"] == ["constant", "cosine_with_min_lr"]
     assert (told["seq_len"][0], told["init_seed"][0]) == ("16", "7")  # and in this run: unset, whatever that is called
     loss = read_json(card.source.place.heldout)["after"]["loss"]
-    assert f"Held-out loss {loss:.4f} against 3.5000: **{loss - 3.5:+.4f}**." in card.prose
-    assert "One run of each, so how much of it is luck of the seeds is not known." in card.prose
+    assert f"Held-out loss of this run: {loss:.4f}; of the baseline: 3.5000.\nThese are single runs." in card.prose
+    assert f"{loss - 3.5:+.4f}" not in card.prose
 
 
-def test_beside_a_baseline_of_a_sweep_the_noise_of_its_seeds_is_told(cards):
-    card = cards["sweep"]
-    spread = read_json(Path("runs/sweep/sweep.json"))["noise"]["baseline"]
+def test_baseline_of_the_same_sweep_is_compared_by_the_paired_verdict_of_that_sweep(cards):
+    card, results = cards["sweep"], read_json(Path("runs/sweep/sweep.json"))
+    row = next(row for row in results["recipes"] if row["recipe"] == "slower")
+    assert (row["difference"], row["standard_error"], row["verdict"]) == (-0.095, 0.105, "undecided")
     assert (
-        f"a standard deviation of {spread['both']:.4f} (both seeds), {spread['init_seed']:.4f} (other initial"
-        in card.prose
-    )
-    assert "in 4 runs." in card.prose
+        "Held-out loss of this run: 3.4000; of the baseline: 3.6000.\nThe two are single runs of a sweep. Over its 2 "
+        "pairs of runs with equal seeds, recipe slower changes the held-out loss by -0.0950 on average, standard error "
+        f"0.1050; a paired t test decides differences above {row['decided_above']:.4f}: **undecided**, so the seeds "
+        "alone may explain it."
+    ) in card.prose
+    assert "-0.2000" not in card.prose
+    assert "standard deviation" not in card.prose
     assert "No setting that decides what is learned differs." in card.prose
     assert "One run: what other seeds would have given was not measured." not in card.prose
+
+
+def test_baseline_of_a_sweep_is_not_judged_by_it_for_a_run_that_the_sweep_has_not_seen(cards, tiny_run):
+    baseline = Run(RunFolder(Path("runs/sweep/baseline-i1-t1")))
+    changed = copied(tiny_run, "sweep/slower-i3-t3")  # since sweep.json was written
+    for run in (Path("runs/short"), changed.root):
+        card = card_of(run, baseline=baseline)
+        assert "These are single runs. How much of the difference is due to the seeds is not known." in card.prose
+        assert "standard" not in card.prose.partition("### Compared with the baseline")[2].partition("## ")[0]
+
+
+def test_baseline_is_linked_where_its_model_is_published_for_everybody(cards, tiny_run):
+    other = copied(tiny_run, "published-baseline")
+    named = "### Compared with the baseline published-baseline\n"
+    weights = sha256(other.model / "model.safetensors")
+    for not_there in ({"digest": "0" * 64}, {"verified": None}, {"native": True}):
+        publish(other.root, **{"digest": weights, **not_there})
+        assert named in card_of(Path("runs/short"), baseline=Run(other)).prose
+    publish(other.root, weights)
+    card = card_of(Path("runs/short"), baseline=Run(other))
+    assert "### Compared with the baseline [you/base-model](https://huggingface.co/you/base-model)\n" in card.prose
+    assert linked_repositories(card.source, card.publication) == [("model", "you/base-model")]
+    assert named in card_of(Path("runs/short"), baseline=Run(other), private=frozenset({"you/base-model"})).prose
 
 
 def test_beside_a_baseline_batch_processes_base_and_data_are_compared(tiny_run):
@@ -615,7 +646,7 @@ def test_losses_on_other_rows_are_not_compared(tiny_run):
     change(other.heldout, rows={"rows": 13})
     card = card_of(Path("runs/short"), baseline=Run(other))
     assert "The two were not measured on the same held-out rows, so their losses do not compare." in card.prose
-    assert "Held-out loss" not in card.prose
+    assert "Held-out loss of this run" not in card.prose
 
 
 @pytest.mark.parametrize(
@@ -1012,7 +1043,7 @@ def test_names_cannot_break_a_card(name, tiny_run, cards, tmp_path, monkeypatch)
     assert not live(page(card.text, "staged"))
     shown = [plain(token) for token in parsed(card.prose) if token.type == "inline"]
     assert any(line.startswith(f"{name}.txt, ") for line in shown)
-    assert f"Beside the baseline {name}" in shown
+    assert f"Compared with the baseline {name}" in shown
     gate(card.text, card.files)
 
 

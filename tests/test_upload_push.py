@@ -442,7 +442,7 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
     metadata = yaml.safe_load(header)
     assert (metadata["license"], metadata["language"]) == ("apache-2.0", ["en", "de"])
     assert card.count('revision="v1"') == 3
-    assert "### Beside the baseline baseline" in card
+    assert "### Compared with the baseline baseline" in card
     assert "| learning\\_rate | 0.5 | 0.01 |" in " ".join(card.split())
     assert "**-0.2500**" in card
     assert "Apache-2.0, weights and code (`LICENSE`)" in card

@@ -14,9 +14,10 @@ from typing import Any
 from safetensors import safe_open
 
 from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import Ladder, Run, ladders
-from gpt2small_hf.report.sweep import SweepFolder
+from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.arguments import PROMPT
@@ -66,7 +67,8 @@ def linked_repositories(source: Source, publication: Publication) -> list[tuple[
     """List the repositories that the card links, beside its own: type (`model` or `dataset`) and id."""
     base, data, converted = _base(source.run, publication), _data(source.run, frozenset()), _converted(source)
     datasets = {*(data["datasets"] if data else []), converted["dataset"] if converted else None}
-    models = {base["repo"] if base else None, publication.twin}
+    baseline = _published_baseline(publication) if source.run else None
+    models = {base["repo"] if base else None, baseline, publication.twin}
     return [
         (kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in sorted(names - {None})
     ]
@@ -123,7 +125,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "rows": _measured(run) if run and not source.is_checkpoint else None,
         "loss_then": loss_then(source),
         "worse": worse(source),
-        "difference": _difference(run, publication.baseline) if run and publication.baseline else None,
+        "difference": _difference(run, publication.baseline, publication) if run and publication.baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         "samples": _samples(source, folder, prompts),
         "ladder": _ladder(source, prompts),
@@ -170,18 +172,34 @@ def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
     name, digest = run.resolved["base"]["init_from"], run.resolved["base"]["sha256"]
     path = Path(name)
     for folder in (path, path.parent):
-        published = RunFolder(folder).published
-        if published.is_file():
-            for told in [found := read_json(published), *found.get("others", [])]:
-                same = any(file["sha256"] == digest for file in told.get("files", {}).values())  # as the run began with
-                there = told.get("verified") and not told.get("pull_request") and not told.get("native")
-                if same and there and told["repo_id"] not in (publication.repo_id, *publication.private):
-                    return {"kind": "run", "name": told["repo_id"], "repo": told["repo_id"]}
+        if repo := _published_as(RunFolder(folder), digest, publication):
+            return {"kind": "run", "name": repo, "repo": repo}
     is_id = run.resolved["base"].get("of_hub", _is_hub_id(name))
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
         return {"kind": "private model", "name": shown, "repo": None}
     return {"kind": "run", "name": name if is_id else shown, "repo": name if is_id else None}
+
+
+def _published_as(run: RunFolder, digest: str, publication: Publication) -> str | None:
+    """Return the repository, visible to everybody and verified, that has the weights of this SHA-256; else None."""
+    if not run.published.is_file():
+        return None
+    for told in [found := read_json(run.published), *found.get("others", [])]:
+        same = any(file["sha256"] == digest for file in told.get("files", {}).values())
+        there = told.get("verified") and not told.get("pull_request") and not told.get("native")
+        if same and there and told["repo_id"] not in (publication.repo_id, *publication.private):
+            return told["repo_id"]
+    return None
+
+
+def _published_baseline(publication: Publication) -> str | None:
+    """Return the repository of the baseline's model, if it is published."""
+    if publication.baseline is None or not publication.baseline.folder.published.is_file():
+        return None
+    folder = publication.baseline.folder
+    found = [_published_as(folder, sha256(path), publication) for path in folder.model.glob("*.safetensors")]
+    return found[0] if found and all(found) else None
 
 
 def _converted(source: Source) -> dict[str, Any] | None:
@@ -495,7 +513,7 @@ def _provenance(source: Source) -> str | None:
     )
 
 
-def _difference(run: Run, baseline: Run) -> dict[str, Any]:
+def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, Any]:
     """What differs from a baseline run, in what is given to it, in settings and in loss."""
     now_given = _given(run)
     changes = [[name, then, now_given[name]] for name, then in _given(baseline).items() if then != now_given[name]]
@@ -504,17 +522,15 @@ def _difference(run: Run, baseline: Run) -> dict[str, Any]:
         for name, then, now in changed(scrubbed(baseline.resolved), scrubbed(run.resolved))
         if name not in UNSAID
     ]
-    loss = base_loss = noise = None
+    losses = None
     if run.measured and baseline.measured and run.measured_on == baseline.measured_on:
-        loss, base_loss = run.measured["after"]["loss"], baseline.measured["after"]["loss"]
-        noise = seed_spread(baseline)
+        losses = (run.measured["after"]["loss"], baseline.measured["after"]["loss"])
     return {
         "baseline": baseline.name,
+        "repo": _published_baseline(publication),
         "table": markdown_table(["setting", "baseline", "this model"], changes, text=(0, 1, 2)) if changes else None,
-        "loss": loss,
-        "base_loss": base_loss,
-        "delta": None if loss is None or base_loss is None else f"{loss - base_loss:+.4f}",
-        "noise": noise,
+        "losses": losses,
+        "paired": paired(run, baseline) if losses else None,
     }
 
 
@@ -532,17 +548,31 @@ def _given(run: Run) -> dict[str, str]:
     }
 
 
-def seed_spread(baseline: Run) -> dict[str, Any] | None:
-    """Of a baseline that lies in a sweep: by how much its loss changes with other seeds, as the sweep measured."""
-    folder = SweepFolder(baseline.folder.root.resolve().parent)
-    if not folder.results.is_file():
+def paired(run: Run, baseline: Run) -> dict[str, Any] | None:
+    """Read the verdict on a run's recipe from the sweep that has both, as `report.sweep.compare` computed it.
+
+    Returns: `recipe`, `value`, `standard_error`, `decided_above`, `verdict`, and `pairs`, the number of runs compared;
+        None if the two are not runs of one sweep, or if too few of them ended to estimate the noise.
+    """
+    root = run.folder.root.resolve().parent
+    if not (results := SweepFolder(root).results).is_file() or baseline.folder.root.resolve().parent != root:
         return None
-    results = read_json(folder.results)
-    spread = {name: sd for name, sd in results["noise"]["baseline"].items() if sd is not None}
-    runs = next((row["runs"] for row in results["recipes"] if row["recipe"] == "baseline"), [])
-    words = {"both": "both seeds", "init_seed": "other initial weights", "seed": "another training seed"}
-    sds = [f"{spread[kind]:.4f} ({word})" for kind, word in words.items() if kind in spread]
-    return {"runs": len(runs), "sds": sds} if sds else None
+    rows = {row["recipe"]: row for row in read_json(results)["recipes"]}
+    for row in rows.values():
+        if _has(row, run) and _has(rows.get(BASELINE), baseline) and row["standard_error"] is not None:
+            told = {name: row[name] for name in ("recipe", "standard_error", "decided_above", "verdict")}
+            pairs = sum(one["difference"] is not None for one in row["runs"])
+            return {**told, "value": row["difference"], "pairs": pairs}
+    return None
+
+
+def _has(row: dict[str, Any] | None, run: Run) -> bool:
+    """Whether a run is among those of a recipe's row, with the loss that it has now."""
+    if row is None or run.measured is None:
+        return False
+    losses = {SweepFolder(Path()).run(row["recipe"], r["init_seed"], r["seed"]).root.name: r for r in row["runs"]}
+    found = losses.get(run.folder.root.resolve().name)
+    return found is not None and found["loss"] == six(run.measured["after"]["loss"])
 
 
 # ---- words for numbers ----------------------------------------------------------------------------------------------
