@@ -534,6 +534,13 @@ def test_a_prepared_folder_is_shown_by_its_own_tokenizer(preview: Callable[..., 
     assert f"row 0 of 1: {n_tokens} of {n_tokens} tokens" in held_out
 
 
+def test_tails_that_are_held_out_are_not_shown_as_documents(preview: Callable[..., str], tmp_path: Path):
+    (tmp_path / "one.txt").write_text("A line of text.\n" * 40)
+    one = prepare(PrepareArguments(text=[str(tmp_path / "one.txt")], vocab_size=257), tmp_path / "one")
+    assert facts(preview(one))["data"].endswith(" tokens in 1 document without the end")
+    assert facts(preview(one, "--split", "validation"))["data"].endswith(" tokens in the end of 1 document")
+
+
 def test_a_terminal_that_lacks_characters_gets_their_numbers(
     chats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

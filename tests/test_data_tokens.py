@@ -82,6 +82,7 @@ def test_every_document_is_in_one_split_with_one_end_of_text(text: Path):
     assert sorted(train + validation) == sorted(given)
     assert train == [document for document in given if document in train]
     assert 0 < sum(map(len, validation)) <= 0.1 * sum(map(len, given))
+    assert read_meta(folder)["held_out"] == "documents"
 
 
 def test_meta_says_what_the_set_is_and_was_made_of(text: Path, capsys: pytest.CaptureFixture[str]):
@@ -94,7 +95,10 @@ def test_meta_says_what_the_set_is_and_was_made_of(text: Path, capsys: pytest.Ca
     assert train["files"] == ["train-00000.bin"]
     assert train["max_id"] == np.fromfile(folder / "train-00000.bin", "<u2").max()
     assert meta["tokenizer"]["vocab_size"] == len(AutoTokenizer.from_pretrained(folder / "tokenizer")) == 290
-    assert "the text has enough for a tokenizer of 290 entries, not 300" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "the text has enough for a tokenizer of 290 entries, not 300" in err
+    assert meta["held_out"] == "tails"
+    assert "fewer than 20 documents: validation is the end of each" in out
     assert meta["tokenizer"]["sha256"] == sha256(folder / "tokenizer" / "tokenizer.json")
     first = text / "00.txt"
     assert meta["sources"]["train"][0] == {"file": str(first), "bytes": first.stat().st_size, "sha256": sha256(first)}
@@ -128,6 +132,7 @@ def test_end_of_text_in_a_document_stays_text(text: Path):
     folder = prepare("--text", odd, "--vocab_size", "300", "--validation_fraction", "0", "--output_dir", "set")
     assert texts_of(folder, "train") == [odd.read_text()]
     assert list(read_meta(folder)["splits"]) == ["train"]
+    assert read_meta(folder)["held_out"] is None
 
 
 def test_the_tokenizer_learns_from_train_documents_alone(text: Path):
@@ -136,6 +141,7 @@ def test_the_tokenizer_learns_from_train_documents_alone(text: Path):
     words = ("--text", text, "--validation_text", held, "--vocab_size", "400")
     folder = prepare(*words, "--output_dir", "set")
     assert texts_of(folder, "validation") == [held.read_text()]
+    assert read_meta(folder)["held_out"] == "files"
     assert len(texts_of(folder, "train")) == 30
     vocabulary = AutoTokenizer.from_pretrained(folder / "tokenizer").get_vocab()
     assert not [token for token in vocabulary if "zz" in token]

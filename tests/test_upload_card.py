@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Run
+from gpt2small_hf.report.page import Run, facts
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
@@ -669,6 +669,33 @@ def test_losses_on_other_rows_are_not_compared(tiny_run):
 )
 def test_a_count_is_told_as_people_say_it(count, said):
     assert about(count) == said
+
+
+@pytest.mark.parametrize(
+    ("kind", "documents", "said"),
+    [
+        ("tails", 1, "the end of the document (99 tokens)"),
+        ("tails", 3, "the ends of all 3 documents (99 tokens)"),
+        ("documents", 1, "one whole document (99 tokens)"),
+        ("documents", 5, "5 whole documents (99 tokens)"),
+        ("files", 1, "one document of separate files (99 tokens)"),
+        (None, 1, "99 tokens"),  # a run of an earlier version
+    ],
+)
+def test_card_and_report_state_what_was_held_out(kind, documents, said, tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "held-out")
+    data = read_json(run.resolved)["data"]
+    assert data["held_out"] == "documents"
+    counts = {name: {**split, "documents": documents, "tokens": 99} for name, split in data["splits"].items()}
+    sources = data["sources"] | ({"validation": [{"file": "other.txt", "bytes": 9}]} if kind == "files" else {})
+    change(run.resolved, data={"splits": counts, "held_out": kind, "sources": sources})
+    card = card_of(run.root)
+    assert f" {plural(documents, 'document')} to train on, " in card.prose
+    assert f". Held out: {said}. Rows" in card.prose
+    name = card.metadata["model-index"][0]["results"][0]["dataset"]["name"]
+    assert name == ("other.txt" if kind == "files" else "held-out part of corpus.jsonl")
+    assert ["held out", said] in facts(Run(run))
 
 
 # ---- time -------------------------------------------------------------------------------------------------------

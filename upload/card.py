@@ -22,7 +22,7 @@ from markdown_it import MarkdownIt
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
 from gpt2small_hf.runs import UsageError
-from upload.facts import Publication, facts
+from upload.facts import Publication, facts, plural
 from upload.source import Source
 from upload.stage import is_loaded
 
@@ -79,6 +79,7 @@ FILTERS = {
     "n": lambda value: f"{value:,}",
     "loss": lambda value: number(value, ".3f"),
     "perplexity": perplexity,
+    "counted": plural,
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),
@@ -97,15 +98,13 @@ def header(known: dict[str, Any]) -> str:
     """The metadata that the Hub reads, as YAML."""
     data, heldout = known["data"], known["heldout"]
     results = []
-    if heldout is not None and data is not None and data["sources"]:
-        of = data["datasets"][0] if data["datasets"] else data["sources"][0]["name"]
-        more = f" and {data['n_sources'] - 1:,} more" if data["n_sources"] > 1 else ""
+    if heldout is not None and data is not None and data["measured_on"]:
         results = [
             EvalResult(
                 task_type="text-generation",
                 task_name="Text generation",
-                dataset_type=of if data["datasets"] else "custom",
-                dataset_name=f"held-out part of {of}{more}",
+                dataset_type=data["measured_on"]["hub"] or "custom",
+                dataset_name=data["measured_on"]["name"],
                 metric_type=kind,
                 metric_name=name,
                 metric_value=round(heldout["after"][key], 6),

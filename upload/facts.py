@@ -16,7 +16,7 @@ from safetensors import safe_open
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Ladder, Run, ladders
+from gpt2small_hf.report.page import Ladder, Run, held_out, ladders
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
@@ -370,7 +370,8 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "conversations": chats["conversations"] if chats else None,
         "supervised_share": chats["supervised_share"] if chats else None,
         "loss_on": run.chats["loss_on"] if run.chats else None,
-        "heldout_documents": told["splits"].get("validation", {}).get("documents") if not chats else None,
+        "held_out": held_out(run),
+        "measured_on": _measured_on(told["sources"], private),
         "tokenizer": scrubbed(tokenizer["name"]) if tokenizer else None,
         "trained_tokenizer": bool(tokenizer) and tokenizer["name"] == "trained here",
         "packing": run.resolved["run"]["packing"],
@@ -378,6 +379,17 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "fingerprint": told["fingerprint"],
         "seq_len": _row_length(run),
     }
+
+
+def _measured_on(sources: dict[str, Any], private: frozenset[str]) -> dict[str, Any] | None:
+    """Return the data that the held-out results are of: `name`, and `hub`, its id if all can see it there."""
+    separate = sources.get("validation") or []  # empty if a part of the training data is held out
+    origins = [_origin(origin, private) for origin in separate or sources["train"]]
+    if not origins:
+        return None
+    hub = next((origin["hub"] for origin in origins if origin["hub"]), None)
+    more = f" and {len(origins) - 1:,} more" if len(origins) > 1 else ""
+    return {"name": f"{'' if separate else 'held-out part of '}{hub or origins[0]['name']}{more}", "hub": hub}
 
 
 def _dataset(origin: dict[str, Any]) -> str:

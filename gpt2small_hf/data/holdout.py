@@ -62,6 +62,13 @@ class Holdout:
                     room -= sizes[key]
             self.chosen = self.chosen or {min(sizes, key=lambda key: (sizes[key], key))}
 
+    @property
+    def held_out(self) -> str | None:
+        """What goes to validation, for meta.json: `tails` of documents, or whole `documents`; None if nothing does."""
+        if not self.fraction:
+            return None
+        return "tails" if self.tails else "documents"
+
     def split(self, documents: Iterable[Document]) -> Iterator[tuple[str, Iterator[Block]]]:
         """(split, blocks) of each document, or of its head and of its tail. Read the one before asking for the next."""
         for document in documents:

@@ -28,7 +28,7 @@ from gpt2small_hf.data.arguments import (
 )
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation, describe_source, find_places, read_places
+from gpt2small_hf.data.conversations import Conversation, counted, describe_source, find_places, read_places
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
@@ -91,8 +91,11 @@ def _open_text(
     counts = meta["splits"].get(split, {"tokens": TEXT_SEQ_LEN})
     rows = TokenDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, counts["tokens"]), packing=packing)
     vocabulary = meta["tokenizer"]
+    documents = counted(counts["documents"], "document")
+    if meta.get("held_out") == "tails":
+        documents = f"the end of {documents}" if split == "validation" else f"{documents} without the end"
     facts = [
-        ("data", f"{folder}, {split}: {counts['tokens']:,} tokens in {counts['documents']:,} documents"),
+        ("data", f"{folder}, {split}: {counts['tokens']:,} tokens in {documents}"),
         (
             "rows",
             f"{len(rows):,} of {rows.seq_len:,} tokens ({packing}), {rows.cropped_share:.1%} of the tokens in none; "

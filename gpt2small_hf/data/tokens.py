@@ -27,7 +27,7 @@ from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY, PrepareArguments
 from gpt2small_hf.data.batches import BATCH_CHARS, batches, encode_batch, in_order
 from gpt2small_hf.data.documents import Document
 from gpt2small_hf.data.encoding import Encoder, cut
-from gpt2small_hf.data.holdout import Holdout
+from gpt2small_hf.data.holdout import FEW_DOCUMENTS, Holdout
 from gpt2small_hf.data.inputs import already_made, describe_inputs
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.progress import Progress
@@ -159,6 +159,7 @@ def build(
     return {
         "dtype": dtype.name,
         "splits": splits,
+        "held_out": "files" if args.validation_text else holdout.held_out,
         "tokenizer": {
             "name": "trained here" if args.trains_tokenizer else args.tokenizer,
             "sha256": sha256(folder.tokenizer / "tokenizer.json"),
@@ -252,4 +253,6 @@ def summary(folder: DataFolder, meta: dict[str, Any]) -> str:
         first, *others = counts["files"]
         file = f"{folder.root / first}" + (f" and {len(others):,} more" if others else "")
         lines.append(f"{split:<10} {counts['tokens']:>15,} {counts['documents']:>12,} {counts['bytes']:>16,}  {file}")
+    if meta.get("held_out") == "tails":
+        lines.append(f"fewer than {FEW_DOCUMENTS} documents: validation is the end of each, train is the rest.")
     return "\n".join(lines)

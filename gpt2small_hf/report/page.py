@@ -155,6 +155,7 @@ def facts(run: Run) -> list[list[str]]:
         "begun with": resolved["base"]["init_from"] if resolved.get("base") else None,
         "data": f"{resolved['data']['folder']} (fingerprint {resolved['data']['fingerprint'][:12]})",
         "learned": learned(run),
+        "held out": held_out(run),
         "training": f"learning rate {trainer['learning_rate']:.1e}, {trainer['lr_scheduler_type']}, "
         f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer['seed']}",
         "speed": ", ".join(speed[name].format(value) for name, value in usual.items() if value is not None),
@@ -176,6 +177,21 @@ def learned(run: Run) -> str | None:
         f"{counts['supervised_share']:.1%} of {counts['tokens']:,} tokens in {counts['conversations']:,} conversations "
         f"(loss on {run.chats['loss_on']}, template {one_line(run.chats['template'] or 'of the tokenizer', 40)})"
     )
+
+
+def held_out(run: Run) -> str | None:
+    """Return what of the text is held out, as words; None of chats, and if nothing is."""
+    counts = run.resolved["data"].get("splits", {}).get("validation")
+    if not counts:
+        return None
+    n, tokens = counts["documents"], f"{counts['tokens']:,} tokens"
+    kinds = {
+        "tails": "the end of the document" if n == 1 else f"the ends of all {n:,} documents",
+        "documents": "one whole document" if n == 1 else f"{n:,} whole documents",
+        "files": "one document of separate files" if n == 1 else f"{n:,} documents of separate files",
+    }
+    words = kinds.get(run.resolved["data"].get("held_out"))  # earlier versions did not record it
+    return f"{words} ({tokens})" if words else tokens
 
 
 def troubles(run: Run) -> list[str]:

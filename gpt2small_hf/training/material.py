@@ -111,7 +111,8 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
         heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
     tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     kept = ("fingerprint", "sources", "splits", "tokenizer")  # a run can be told apart from its data folder
-    data = {"folder": str(data_dir), **{name: meta[name] for name in kept}}
+    # Sets of earlier versions do not say whether whole documents or tails are held out.
+    data = {"folder": str(data_dir), **{name: meta[name] for name in kept}, "held_out": meta.get("held_out")}
     inputs = [DataFolder(data_dir).meta]
     if base is None or config is None:
         vocabulary = meta["tokenizer"]
