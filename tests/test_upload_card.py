@@ -1119,7 +1119,7 @@ def live(shown: str) -> list[tuple[str, dict[str, str | None]]]:
     tags.feed(shown)
     ours = {
         *("html", "meta", "title", "style", "details", "summary", "pre", "code", "p", "h1", "h2", "h3", "a", "strong"),
-        *("em", "ul", "li", "table", "thead", "tbody", "tr", "th", "td"),
+        *("em", "ul", "li", "table", "thead", "tbody", "tr", "th", "td", "span"),
     }
     return [
         (tag, attributes)
@@ -1141,6 +1141,15 @@ def test_the_page_shows_the_whole_card_with_its_pictures(cards):
     assert shown.count("<h2>") == sum(heading.startswith("## ") for heading in card.headings())
     assert shown.count("<table>") == len(card.tables())
     assert not live(page(card.text, "staged"))
+
+
+def test_code_on_the_page_is_highlighted_and_its_words_are_kept(cards):
+    shown = page(cards["run"].text, "staged")
+    blocks = re.findall(r'<pre><code class="language-python">(.*?)</code></pre>', shown, re.DOTALL)
+    assert [html.unescape(re.sub(r"<[^>]*>", "", block)) for block in blocks] == cards["run"].codes("python")
+    for block in blocks:
+        assert re.search(r'<span class="kn">from</span>.*<span class="kn">import</span>', block)
+    assert "pre code .kn { color: #" in shown
 
 
 @pytest.mark.parametrize("text", ["<script>x</script>", "<b onclick=x>", "<a href='javascript:x'>", "<iframe>"])
