@@ -14,7 +14,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.__main__ import main as door
 from gpt2small_hf.commands import report as main
 from gpt2small_hf.report.page import Run, comparison_rows, ladders, loss_then, rungs, status, troubles
-from gpt2small_hf.report.tables import console_table, heldout_rows
+from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line
 from gpt2small_hf.runs import RunFolder, UsageError, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 
 
@@ -43,6 +43,10 @@ def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, monkeypa
         assert [cell.strip() for cell in line] in cells(page)
     shown = capsys.readouterr().out
     assert all(cell in shown for line in results for cell in line)
+    line = overlap_line(read_json(run.heldout))
+    assert line is not None
+    assert line in shown
+    assert line in page
     pictures = re.findall(r'<img src="(.+?)"', rendered(page))
     assert {"charts/loss.png", "charts/grad_norm.png", "charts/learning_rate.png"} <= set(pictures)
     assert all((run.root / picture).is_file() for picture in pictures)

@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from gpt2small_hf.report.tables import console_table, escaped, heldout_rows, markdown_table, one_line, worse_line
+from gpt2small_hf.report.tables import (
+    console_table,
+    escaped,
+    heldout_rows,
+    markdown_table,
+    one_line,
+    overlap_line,
+    worse_line,
+)
 
 MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
 
@@ -33,11 +41,18 @@ def test_the_held_out_table_rounds_once_and_aligns():
     lines = console_table(*heldout_rows(heldout)).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[1].split() == ["before", "training", "6.931", "1,024.0", "3.333"]
-    assert lines[3].split()[:3] == ["on", "the", "40%"]
+    assert lines[3].split()[:5] == ["on", "the", "40%", "outside", "13-token"]
+    assert "the 12 tokens before it" in str(overlap_line(heldout))
+    recorded = {**heldout["new_text"], "overlap_tokens": 8, "searched_tokens": 5000}
+    assert "outside 8-token overlaps" in console_table(*heldout_rows({**heldout, "new_text": recorded}))
+    said = str(overlap_line({"new_text": recorded}))
+    assert "the 7 tokens before it" in said
+    assert "5,000 tokens" in said
 
 
 def test_without_repeats_there_is_no_row_for_them():
     assert len(heldout_rows({"after": MEASURES, "new_text": None})[1]) == 1
+    assert overlap_line({"after": MEASURES, "new_text": None}) is None
 
 
 @pytest.mark.parametrize(("value", "shown"), [(999_999.94, "999,999.9"), (1.2e272, ">1,000,000"), (None, ">1,000,000")])

@@ -434,6 +434,8 @@ def test_the_results_are_those_that_were_measured(variant, cards):
         share = f"{100 * heldout['new_text']['share']:.3g}%"
         (label,) = [label for label in card.table("after training") if share in label]
         expected[label] = told_by("", heldout["new_text"])
+        assert "outside 13-token overlaps" in label
+        assert f"at most the first {heldout['new_text']['searched_tokens']:,} tokens were searched" in card.prose
     assert card.table("after training") == expected
     after, rows = heldout["after"], heldout["rows"]
     assert (

@@ -18,7 +18,7 @@ from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import Ladder, Run, held_out, ladders
 from gpt2small_hf.report.sweep import SweepFolder, six
-from gpt2small_hf.report.tables import markdown_table, one_line, worse_line
+from gpt2small_hf.report.tables import markdown_table, new_text, one_line, overlap_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
@@ -122,6 +122,8 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "run": trained(source) if run else None,
         "heldout": run.measured if run and not source.is_checkpoint else None,
         "nothing_held_out": bool(run and run.heldout and not run.measured),
+        "new_text": new_text(run.measured) if run and run.measured and not source.is_checkpoint else None,
+        "overlap_line": overlap_line(run.measured) if run and run.measured and not source.is_checkpoint else None,
         "rows": _measured(run) if run and not source.is_checkpoint else None,
         "loss_then": loss_then(source),
         "worse": worse(source),

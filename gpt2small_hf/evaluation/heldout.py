@@ -22,6 +22,9 @@ from gpt2small_hf.data.encoding import token_bytes
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
 MOST_TRAINING_TOKENS = 100_000_000
+OVERLAP_TOKENS = 13
+"""Held-out text that repeats training text measures memory, not language: the length of a repetition that Brown et al.
+(2020, appendix C) look for."""
 BLOCK = 4_000_000
 IGNORED = -100
 
@@ -66,11 +69,8 @@ def unigram_losses(
     return nats[_predicted(heldout, heldout.tokens(0, len(heldout) * heldout.seq_len))].reshape(-1)
 
 
-def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = 13) -> np.ndarray:
+def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = OVERLAP_TOKENS) -> np.ndarray:
     """Which predicted tokens end `length` tokens in a row that stand so in the first 100 million training tokens.
-
-    Held-out text that repeats training text measures memory, not language; 13 is the length that Brown et al. (2020,
-    appendix C) look for.
 
     Returns: bool, shape (rows, seq_len - 1).
     """

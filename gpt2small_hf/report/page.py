@@ -26,6 +26,7 @@ from gpt2small_hf.report.tables import (
     markdown_table,
     number,
     one_line,
+    overlap_line,
     worse_line,
 )
 from gpt2small_hf.runs import RunFolder, check_run, read_json, read_jsonl, whole
@@ -312,6 +313,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts.append("## Held-out loss")
     if run.heldout is not None:
         parts.append(markdown_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
+        parts.append(escaped(overlap_line(run.heldout) or ""))
         parts.append(escaped(worse_line(run.heldout) or ""))
         parts.append(answers_line(run.heldout) or "")
     parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
@@ -345,6 +347,7 @@ def as_text(run: Run) -> str:
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
         parts.append(console_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
+        parts.append(overlap_line(run.heldout) or "")
         parts.append(worse_line(run.heldout) or "")
         parts.append(answers_line(run.heldout) or "")
     lines = [evaluations(run) or "", *troubles(run)]

@@ -69,8 +69,8 @@ NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the
 def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The held-out results of a run (`evaluation/heldout.json`) as a table: header, rows."""
     names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}
-    if heldout.get("new_text") and heldout["new_text"]["share"] < 0.99:
-        names["new_text"] = f"  on the {heldout['new_text']['share']:.0%} not in the training text"
+    if found := new_text(heldout):
+        names["new_text"] = f"  on the {found['share']:.0%} outside {found['overlap_tokens']}-token overlaps"
     what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(
         heldout.get("rows", {}).get("loss_on")
     )
@@ -86,6 +86,24 @@ def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         if name in heldout
     ]
     return header, rows
+
+
+def new_text(heldout: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the results on tokens outside overlaps with the training text; None if (almost) all tokens are."""
+    found = heldout.get("new_text")
+    if not found or found["share"] >= 0.99:
+        return None
+    return {"overlap_tokens": 13, "searched_tokens": 100_000_000} | found  # earlier versions did not record these
+
+
+def overlap_line(heldout: dict[str, Any]) -> str | None:
+    """Explain which held-out tokens are in an overlap with the training text; None if the table has no such row."""
+    if not (found := new_text(heldout)):
+        return None
+    return (
+        f"A token is in an overlap if it and the {found['overlap_tokens'] - 1} tokens before it occur in this order in "
+        f"the training text, of which at most the first {found['searched_tokens']:,} tokens were searched."
+    )
 
 
 def perplexity(value: float | None) -> str:

@@ -30,6 +30,8 @@ from gpt2small_hf.data.show import Rows, as_text
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
+    MOST_TRAINING_TOKENS,
+    OVERLAP_TOKENS,
     heldout_losses,
     measures,
     predicted_bytes,
@@ -40,7 +42,14 @@ from gpt2small_hf.evaluation.heldout import (
 from gpt2small_hf.flags import recipe_text, without_flags
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.report.tables import NOTHING_HELD_OUT, answers_line, console_table, heldout_rows, worse_line
+from gpt2small_hf.report.tables import (
+    NOTHING_HELD_OUT,
+    answers_line,
+    console_table,
+    heldout_rows,
+    overlap_line,
+    worse_line,
+)
 from gpt2small_hf.runs import (
     RunFolder,
     RunStoppedError,
@@ -531,9 +540,14 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         }
         if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
             new = ~seen_in_training(rows, heldout).reshape(-1)
-            measured["new_text"] = None  # of the held-out tokens that the training text does not contain
+            measured["new_text"] = None  # of the held-out tokens outside overlaps with the training text
             if new.any():
-                measured["new_text"] = {"share": new.mean(), **measures(after[new], float(n_bytes[new].mean()))}
+                measured["new_text"] = {
+                    "share": new.mean(),
+                    **measures(after[new], float(n_bytes[new].mean())),
+                    "overlap_tokens": OVERLAP_TOKENS,
+                    "searched_tokens": min(rows.n_tokens, MOST_TRAINING_TOKENS),
+                }
     if isinstance(heldout, ChatDataset):
         measured["rows"] |= {"conversations": heldout.counts.kept, "loss_on": heldout.loss_on}
         answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
@@ -553,7 +567,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         else:
             print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
     print(f"\n{console_table(*heldout_rows(read_json(run.heldout))) if heldout else NOTHING_HELD_OUT}\n")
-    if said := answers_line(measured):
+    for said in filter(None, (overlap_line(measured), answers_line(measured))):
         print(f"{said}\n")
     if worse := worse_line(measured):
         print(f"warning: {worse}\n")
