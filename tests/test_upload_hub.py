@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
 
@@ -16,6 +17,9 @@ from upload.push import main, publish
 pytest_plugins = ["pushing"]
 pytestmark = pytest.mark.slow
 
+# As others have it: other addresses and line breaks, and no appendix.
+APACHE = (REPOSITORY / "LICENSE").read_text(encoding="utf-8").partition("APPENDIX")[0]
+APACHE = APACHE.replace("http:", "https:").replace("\n", "\r\n").encode()
 THIS = ("runs/short", REPO)
 QUICK = (*THIS, "--no_verify")
 
@@ -259,28 +263,126 @@ def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done(tiny_run,
 
 
 LLAMA = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"llama\0"}
+GPT2 = {"config.json": b'{"model_type": "gpt2"}', "pytorch_model.bin": b"pickle\0", "README.md": b"# My GPT-2\n"}
+SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+OTHERS = {
+    "llama": (LLAMA, "a model of type llama"),
+    "gpt2": (GPT2, "a model of type gpt2"),
+    "shards": (
+        {"config.json": GPT2["config.json"], "model.safetensors.index.json": b"{}", **dict.fromkeys(SHARDS, b"\0")},
+        "a model of type gpt2",
+    ),
+    "adapter": ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"adapter\0"}, "an adapter"),
+    "adapter beside": ({**GPT2, "adapter_config.json": b"{}"}, "an adapter"),
+    "gguf": ({"README.md": b"# Mine", "tiny.Q4_K_M.gguf": b"GGUF\0"}, "weights (tiny.Q4_K_M.gguf)"),
+    "onnx": ({"onnx/model.onnx": b"onnx\0"}, "weights (onnx/model.onnx)"),
+    "keras": ({**GPT2, "tf_model.h5": b"\0", "flax_model.msgpack": b"\0"}, "a model of type gpt2"),
+    "tokenizer": ({"tokenizer.model": b"words\0", "vocab.txt": b"words"}, "files of a model (tokenizer.model)"),
+}
+
+
+@pytest.mark.parametrize(("files", "what"), OTHERS.values(), ids=OTHERS)
+def test_a_model_of_somebody_else_is_replaced_only_if_asked_and_keeps_a_tag(hub, push, run, files, what):
+    hub.create(REPO)
+    hub.commit(REPO, {**files, "fox.png": b"a picture\0"})
+    before, head = hub.files(REPO), hub.landed[-1].oid
+    tag = f"before-{head[:8]}"
+    done = push(*QUICK, "--replace_card", "--private")
+    assert done.status == 2
+    assert done.refusal == (
+        f"{REPO} has {what} that was not published by this command. Use another repository, or --create_pr; --replace "
+        f"replaces it, and keeps its state as tag {tag}."
+    )
+    assert hub.files(REPO) == before
+    assert (len(hub.landed), hub.repos[REPO].private, hub.repos[REPO].tags) == (2, False, {})
+
+    hub.fail("/commit/", status=400)  # the tag is set before the commit, and once
+    assert push(*QUICK, "--replace").status == 4
+    assert hub.repos[REPO].tags == {tag: head}
+    done = push(*QUICK, "--replace")
+    assert done.status == 0, done.err
+    assert f"replaces  {REPO}, main: {what}; its state stays as {tag}\n" in done.out
+    gone = sorted(files.keys() - contents(run.staged).keys())
+    assert not gone or f"changes   {REPO}, main: removes {', '.join(gone)}\n" in done.out
+    assert f"tagged    {tag}, the former state of {REPO}\n" in done.out
+    assert published(hub) == {**contents(run.staged), "fox.png": b"a picture\0"}
+    assert (hub.files(REPO, tag), len(hub.landed)) == (before, 3)
+    assert read_json(run.published)["replaced"] == {tag: head}
+    assert push(*QUICK).status == 0  # it is ours now
+    assert len(hub.landed) == 3
+
+
+def test_a_model_that_a_push_made_is_known_by_its_mark_or_by_its_commit(hub, push, run):
+    assert push(*QUICK).status == 0
+    hub.commit(REPO, {"README.md": hub.files(REPO)["README.md"] + b"\nMy own words\n", "gpt.py": b"# older\n"})
+    assert push(*QUICK, "--replace_card").status == 0
+    hub.commit(REPO, {"README.md": b"# My own words\n", "gpt.py": b"# older\n"})
+    done = push(*QUICK)
+    assert (done.status, "README.md of you/tiny was edited" in done.refusal) == (2, True)
+    run.published.rename(run.root / "elsewhere.json")
+    done = push(*QUICK, "--replace_card")
+    assert (done.status, "a model of type gpt2small that was not published" in done.refusal) == (2, True)
+    (run.root / "elsewhere.json").rename(run.published)
+    assert push(*QUICK, "--replace_card").status == 0
+    assert published(hub) == contents(run.staged)
+    assert [*hub.repos[REPO].tags] == [read_json(run.published)["tag"]]
+    hub.commit(REPO, {"adapter_config.json": b"{}"})  # which transformers would load with it
+    done = push(*QUICK)
+    assert (done.status, "has an adapter that was not published" in done.refusal) == (2, True)
+
+
+def test_a_new_branch_and_a_pull_request_replace_nothing_and_leave_out_the_other_weights(hub, push, run):
+    hub.create(REPO)
+    hub.commit(REPO, GPT2)
+    before, head = hub.files(REPO), hub.landed[-1].oid
+    pause = hub.pause("/commit/")
+    command = push.start(*QUICK, "--revision", "next", "--replace_card")
+    command.reach(pause)
+    command.kill()
+    pause.hang_up()
+    hub.settle()
+    assert hub.repos[REPO].branches == {"main": head, "next": head}
+    done = push(*QUICK, "--revision", "next", "--replace_card")
+    assert done.status == 0, done.err
+    assert f"changes   {REPO}, next: removes pytorch_model.bin\n" in done.out
+    done = push(*QUICK, "--create_pr", "--message", "A proposal")
+    assert done.status == 0, done.err
+    assert f"changes   {REPO}, a pull request: removes pytorch_model.bin\n" in done.out
+    assert published(hub, revision="next").keys() == contents(run.staged).keys()
+    assert published(hub, revision="refs/pr/1") == contents(run.staged)
+    assert hub.files(REPO) == before
+    assert not any(tag.startswith("before-") for tag in hub.repos[REPO].tags)
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "license", "said"),
     [
-        (LLAMA, "a model of type llama"),
-        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b"adapter\0"}, "an adapter"),
-        ({**LLAMA, "config.json": b'{"model_type": "gpt2small"}', "adapter_config.json": b"{}"}, "an adapter"),
-        ({"README.md": b"# Mine", "tiny.Q4_K_M.gguf": b"GGUF\0"}, "other weights (tiny.Q4_K_M.gguf)"),
-        ({"pytorch_model.bin": b"pickle\0"}, "other weights (pytorch_model.bin)"),
-        ({"onnx/model.onnx": b"onnx\0"}, "other weights (onnx/model.onnx)"),
+        ({"README.md": b"---\nlicense: mit\n---\n"}, "mit", None),
+        (
+            {"README.md": b"---\r\nlicense: mit\r\n---"},
+            None,
+            "README.md of you/tiny states the license mit. Add --license",
+        ),
+        ({"README.md": b"---\nlicense: mit\n---\n"}, "apache-2.0", "README.md of you/tiny states the license mit."),
+        ({"README.md": b"---\nlicense: mit\n---\n# My model\n"}, "mit", "README.md of you/tiny was edited on the Hub"),
+        ({"LICENSE": APACHE}, "apache-2.0", None),
+        ({"LICENSE": APACHE.replace(b"Work", b"Play")}, "apache-2.0", "you/tiny has a LICENSE of its own."),
     ],
-    ids=["llama", "adapter", "adapter beside", "gguf", "bin", "onnx"],
+    ids=["stub", "none named", "another license", "words", "same terms", "other terms"],
 )
-def test_a_repository_of_another_model_is_refused_and_left_as_it_is(hub, push, run, files, said):
+def test_a_repository_made_on_the_website_is_written_unless_a_license_or_words_are_lost(
+    hub, push, run, files, license, said
+):
     hub.create(REPO)
     hub.commit(REPO, files)
-    done = push(*QUICK, "--replace_card", "--private")
-    assert done.status == 2
-    assert done.refusal == f"{REPO} holds {said}, which this push would write over. Name another repository."
-    assert published(hub) == files
-    assert (len(hub.landed), hub.repos[REPO].private) == (2, False)
+    done = push(*QUICK, *(["--license", license] if license else []))
+    if said is None:
+        assert done.status == 0, done.err
+        assert published(hub) == contents(run.staged)
+        assert "changes " not in done.out  # nothing that was there is loaded
+    else:
+        assert (done.status, len(hub.landed)) == (2, 2)
+        assert done.refusal.startswith(said)
 
 
 def while_weights_go_up(hub: HubServer, push: Push, run: RunFolder, files: dict[str, bytes]) -> Done:

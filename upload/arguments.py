@@ -72,6 +72,9 @@ def parse_arguments(words: list[str]) -> Namespace:
         "code recorded in training. The card states it.")  # fmt: skip
     add("--publish_chat_questions", action="store_true", help="Publish the prompts that a run took from its chats "
         "because none were given, and the model's answers to them. Unset: they are left out.")  # fmt: skip
+    add("--replace", action="store_true", help="Replace a model that was not published by this command: the branch's "
+        "state is tagged before-COMMIT, then one commit removes that model's files (weights of any format, settings, "
+        "tokenizer, code) and its card. Unset: it is refused.")  # fmt: skip
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
     add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
     add(

@@ -193,7 +193,7 @@ def blanked(card: str, instead: str = "") -> str:
     return "\n".join(lines)
 
 
-_MARK = re.compile(r"\n<!-- made by gpt2small_hf, ([0-9a-f]{16}) -->\n?\Z")
+_MARK = r"\n<!-- made by gpt2small_hf, ([0-9a-f]{16}) -->"
 
 
 def marked(card: str) -> str:
@@ -204,8 +204,23 @@ def marked(card: str) -> str:
 def is_untouched(card: str) -> bool:
     """Whether a card is one of ours and nobody has edited it since: on whatever machine it was made."""
     card = card.replace("\r\n", "\n")
-    found = _MARK.search(card)
+    found = re.search(_MARK + r"\n?\Z", card)
     return found is not None and found[1] == _hash(card[: found.start()])
+
+
+def is_marked(card: str) -> bool:
+    """Return whether a push made a card, even if it was edited since."""
+    return re.search(_MARK, card.replace("\r\n", "\n")) is not None
+
+
+def only_metadata(card: str) -> dict[str, Any] | None:
+    """The metadata of a card without any text, as the Hub's website makes it. None for every other card."""
+    found = re.fullmatch(r"---\n(.*?)\n?---\s*", card.replace("\r\n", "\n").lstrip(), re.DOTALL)
+    try:
+        metadata = yaml.safe_load(found[1]) or {} if found else None
+    except yaml.YAMLError:
+        return None
+    return metadata if isinstance(metadata, dict) else None
 
 
 def _hash(card: str) -> str:

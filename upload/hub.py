@@ -39,9 +39,9 @@ from huggingface_hub.utils import (
 
 from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.arguments import AuthError, token_in_use
-from upload.card import is_untouched
+from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
-from upload.stage import LICENSE, Files, is_loaded, is_ours
+from upload.stage import LICENSE, Files, is_loaded, is_of_model, is_ours, is_weights
 
 MAIN = "main"
 WAITS = (1, 2, 4, 8)
@@ -50,7 +50,7 @@ TRANSIENT = {408, 429, 500, 502, 503, 504}
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 """Of a repository: what transformers may load, whoever put it there."""
 OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
-"""Model types of repositories that a push may go on with."""
+"""Model types that a push publishes, or published under another name."""
 MOST_WAIT = 60
 """Seconds, whatever Retry-After says."""
 
@@ -83,6 +83,19 @@ class Remote:
     files: dict[str, RepoFile] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    other_model: str | None = None
+    """A description of the model on the branch, if no push made it."""
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether a commit would take the place of the branch's head. A new branch has the head of another one."""
+        others = [head for name, head in self.branches.items() if name != self.revision]
+        return self.branch_exists and (self.revision == MAIN or self.head not in others)
+
+    @property
+    def former_tag(self) -> str:
+        """Name of the tag that keeps the branch's state before `--replace`."""
+        return f"before-{(self.head or '')[:8]}"
 
     def url(self) -> str:
         """For people."""
@@ -211,24 +224,50 @@ class Hub:
             f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
         )
 
-    def check_kind(self, remote: Remote) -> None:
-        """Raise: UsageError if a repository holds a model of another kind, which a push would ruin."""
-        names = set(remote.files)
-        weights = {name for name in names if name.endswith((".gguf", ".onnx", ".bin", ".pt", ".pth", ".safetensors"))}
-        weights -= {"training_args.bin"}
-        if "adapter_config.json" in names:
-            self._refuse_kind(remote, "an adapter")
-        if "config.json" in names:
-            kind = self._json(remote, "config.json").get("model_type")
-            if kind not in OUR_TYPES:
-                self._refuse_kind(
-                    remote, f"a model of type {kind}" if kind else "a config.json that names no model type"
-                )
-        elif weights:
-            self._refuse_kind(remote, f"other weights ({min(weights)})")
+    def other_model(self, remote: Remote, published: list[Files]) -> str | None:
+        """Describe the model on a branch that no push made. None if there is no model, or a push made it.
 
-    def _refuse_kind(self, remote: Remote, what: str) -> NoReturn:
-        raise UsageError(f"{remote.repo_id} holds {what}, which this push would write over. Name another repository.")
+        A push is known by the mark in its card, edited or not, or by weights that are in one of `published`.
+        """
+        parts = sorted(name for name in remote.files if is_of_model(name))
+        if not parts:
+            return None
+        if "adapter_config.json" in parts:
+            return "an adapter"
+        if "config.json" in parts:
+            kind = self._json(remote, "config.json").get("model_type")
+            if kind in OUR_TYPES and self._was_pushed(remote, published):
+                return None
+            return f"a model of type {kind}" if kind else "a config.json that names no model type"
+        weights = [name for name in parts if is_weights(name)]
+        return f"weights ({weights[0]})" if weights else f"files of a model ({parts[0]})"
+
+    def _was_pushed(self, remote: Remote, published: list[Files]) -> bool:
+        """Whether a push made what is on a branch."""
+        if is_marked(self._card(remote)):
+            return True
+        weights = {name: file.lfs.sha256 for name, file in remote.files.items() if is_weights(name) and file.lfs}
+        known = [{name: file["sha256"] for name, file in files.items() if is_weights(name)} for files in published]
+        return bool(weights) and weights in known
+
+    def check_replace(self, remote: Remote, *, replace: bool) -> None:
+        """Raise: UsageError if a commit would replace a model that no push made, unless that was asked for."""
+        if remote.other_model and remote.is_overwritten and not replace:
+            raise UsageError(
+                f"{remote.repo_id} has {remote.other_model} that was not published by this command. Use another "
+                f"repository, or --create_pr; --replace replaces it, and keeps its state as tag {remote.former_tag}."
+            )
+
+    def tag_former(self, remote: Remote) -> bool:
+        """Tag the state of a branch before another model replaces it. Returns: whether there was one to tag."""
+        if not remote.other_model or not remote.is_overwritten:
+            return False
+        assert remote.head is not None
+        if remote.tags.get(remote.former_tag) != remote.head:
+            with self._writing(f"tagging {remote.repo_id}", remote.repo_id):
+                self.api.create_tag(remote.repo_id, tag=remote.former_tag, revision=remote.head, exist_ok=True)
+            remote.tags[remote.former_tag] = remote.head
+        return True
 
     def _json(self, remote: Remote, name: str) -> dict[str, Any]:
         try:
@@ -249,22 +288,37 @@ class Hub:
             self._folder = tempfile.TemporaryDirectory(prefix="gpt2small-hub-")
         return self._folder
 
-    def check_card(self, remote: Remote, staged: Path, *, replace: bool) -> None:
-        """Raise: UsageError if README.md on the Hub was written or edited by hand, and would be lost."""
-        license = remote.files.get("LICENSE")
-        if not replace and license and (staged / "LICENSE").is_file() and not is_same(license, staged / "LICENSE"):
-            raise UsageError(
-                f"{remote.repo_id} has a LICENSE of its own. Name that one with --license, or add --replace_card to "
-                "write over it."
-            )
-        there = remote.files.get("README.md")
-        if replace or there is None or is_same(there, staged / "README.md"):
+    def _card(self, remote: Remote) -> str:
+        """README.md of a repository, empty if there is none."""
+        if "README.md" not in remote.files:
+            return ""
+        return self._download(remote, "README.md").read_text(encoding="utf-8", errors="replace")
+
+    def check_card(self, remote: Remote, staged: Path, license: str | None, *, replace: bool) -> None:
+        """Raise: UsageError if README.md or LICENSE on the Hub was written or edited by hand, and would be lost."""
+        if replace:
             return
-        text = self._download(remote, "README.md").read_text(encoding="utf-8", errors="replace")
-        if not is_untouched(text):
+        there, ours = remote.files.get("LICENSE"), staged / "LICENSE"
+        if there and ours.is_file() and not is_same(there, ours):
+            text = self._download(remote, "LICENSE").read_text(encoding="utf-8", errors="replace")
+            if _terms(text) != _terms(ours.read_text(encoding="utf-8")):
+                raise UsageError(
+                    f"{remote.repo_id} has a LICENSE of its own. Name that one with --license, or add "
+                    "--replace_card to write over it."
+                )
+        there, text = remote.files.get("README.md"), self._card(remote)
+        if there is None or is_same(there, staged / "README.md") or is_untouched(text):
+            return
+        metadata = only_metadata(text)  # all that a repository made on the website has
+        if metadata is None:
             raise UsageError(
                 f"README.md of {remote.repo_id} was edited on the Hub, or not made by a push. Carry its words over "
                 "into model_card.j2 and add --replace_card to write over it, or --create_pr to propose this one."
+            )
+        if metadata.get("license") not in (None, license):
+            raise UsageError(
+                f"README.md of {remote.repo_id} states the license {metadata['license']}. Add --license "
+                f"{metadata['license']} to keep it, or --replace_card to write over it."
             )
 
     def check_tag(self, remote: Remote, tag: str | None, staged: Path) -> None:
@@ -369,10 +423,14 @@ class Hub:
         if names is None and remote.files:
             named = self._json(remote, "config.json").get("auto_map", {}) if "config.json" in remote.files else {}
             code = {str(value).split("--")[-1].split(".")[0] for value in named.values()}
-            gone = [name for name in remote.files if name not in files and is_ours(name, code)]
+            gone = [
+                name
+                for name in remote.files
+                if name not in files and (is_ours(name, code) or (remote.other_model and is_of_model(name)))
+            ]
             if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), LICENSE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights
-        return Changes(changed, gone, bool(remote.files))
+        return Changes(changed, gone, [name for name in changed if name in remote.files and is_loaded(name)])
 
     def push(
         self,
@@ -574,12 +632,12 @@ class Changes:
 
     sent: list[str]
     gone: list[str]
-    any_before: bool
+    replaced: list[str]
+    """Those of `sent` that are there with other bytes, and that transformers loads."""
 
     def told(self) -> list[str]:
         """In words, where there was something before."""
-        replaced = [name for name in self.sent if is_loaded(name)]
-        lines = [f"replaces {', '.join(replaced)}"] if replaced and self.any_before else []
+        lines = [f"replaces {', '.join(self.replaced)}"] if self.replaced else []
         return [*lines, *([f"removes {', '.join(self.gone)}"] if self.gone else [])]
 
 
@@ -599,6 +657,11 @@ def is_same(there: RepoFile | None, here: Path) -> bool:
     if there.lfs is not None:
         return there.lfs.sha256 == sha256(here)
     return there.blob_id == git_blob(here.read_bytes())
+
+
+def _terms(license: str) -> list[str]:
+    """The words of a license, without addresses and what follows its terms, such as Apache's appendix."""
+    return re.sub(r"https?://\S+", "", license).lower().split("end of terms and conditions")[0].split()
 
 
 def _ignoring_line(rules: str, name: str) -> str | None:

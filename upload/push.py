@@ -115,7 +115,7 @@ def publish_plans(args: Namespace, plans: list[Plan], before: dict[str, Any]) ->
         return foretell(args, plans)
 
     hub = Hub()
-    remotes = [look(hub, args, one) for one in plans]
+    remotes = [look(hub, args, one, before) for one in plans]
     if args.collection:
         hub.check_collection(args.collection)
     # The model itself comes last: its card names the others.
@@ -370,7 +370,7 @@ def only(args: Namespace, one: Plan) -> list[str] | None:
     return [name for name in one.files if name.endswith(".py") or not is_loaded(name)] if args.code_only else None
 
 
-def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
+def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote:
     """Look at the repository, and refuse what would ruin it. Raises: UsageError, hub.AuthError, hub.UploadError."""
     remote = hub.look(
         one.repo_id,
@@ -380,15 +380,20 @@ def look(hub: Hub, args: Namespace, one: Plan) -> Remote:
     )
     if remote.pull_request:
         say("adds to", f"{remote.pull_request}, your open pull request of this title")
-    hub.check_kind(remote)
+    published = [record["files"] for record in flat(before) if record["repo_id"] == one.repo_id]
+    remote.other_model = hub.other_model(remote, published)
+    replaces = args.replace and remote.other_model is not None
+    if not args.create_pr:
+        hub.check_replace(remote, replace=args.replace)
     hub.check_tag(remote, one.tag, one.folder)
-    hub.check_card(remote, one.folder, replace=args.replace_card or args.create_pr)
+    hub.check_card(remote, one.folder, args.license, replace=args.replace_card or args.create_pr or replaces)
     changes = hub.changes(remote, one.folder, one.files, only(args, one))
     if remote.exists:
         hub.check_ignored(remote, one.folder, changes.sent, create_pr=args.create_pr)
-    if remote.branch_exists and not args.create_pr:
-        for line in changes.told():
-            say("changes", f"{one.repo_id}, {one.revision}: {line}")
+    if replaces and remote.is_overwritten and not args.create_pr:
+        say("replaces", f"{one.repo_id}, {one.revision}: {remote.other_model}; its state stays as {remote.former_tag}")
+    for line in changes.told():
+        say("changes", f"{one.repo_id}, {'a pull request' if args.create_pr else one.revision}: {line}")
     if args.code_only:
         hub.check_same_weights(remote, one.folder)
     return remote
@@ -404,6 +409,8 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
     if args.private and remote.private is False:  # before anything new is in it
         hub.make_public(one.repo_id, public=False)
         say("hidden", one.repo_id)
+    if not args.create_pr and hub.tag_former(remote):
+        say("tagged", f"{remote.former_tag}, the former state of {one.repo_id}")
     waiting(f"sending what is not there of {one.size} to {one.repo_id} …")
     pushed = hub.push(
         remote, one.folder, one.files, message(args, one), names=only(args, one), create_pr=args.create_pr
@@ -415,6 +422,7 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         "commit": pushed.commit,
         "pull_request": pushed.pull_request,
         "verified": None,
+        "replaced": {tag: commit for tag, commit in remote.tags.items() if re.fullmatch("before-[0-9a-f]{8}", tag)},
     }
     path = one.source.place.published  # what is there now, whatever comes next
     write_json(path, remembered([{**record, **linked(one)}, *flat(read_published(path))]))

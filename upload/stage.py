@@ -45,6 +45,16 @@ TOKENIZER = (
 SETTINGS = ("config.json", "generation_config.json")
 RESULTS = ("resolved.json", "evaluation/heldout.json", "evaluation/completions.json")
 CHARTS = ("loss", "grad_norm", "learning_rate", "throughput")
+WEIGHT_SUFFIXES = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".gguf", ".ggml", ".onnx"),
+    *(".onnx_data", ".tflite", ".mlmodel"),
+)
+WEIGHT_INDEXES = (".safetensors.index.json", ".bin.index.json", ".h5.index.json", ".msgpack.index.json")
+OF_OTHERS = (
+    *("adapter_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt"),
+    *("chat_template.json", "custom_generate/generate.py"),
+)
+"""What transformers loads of other models, beside weights, settings and tokenizer."""
 SHORT_CONTEXT = 512
 """Below it the pipeline's 256 new tokens, unless the model says otherwise, leave too little for a prompt."""
 
@@ -183,6 +193,16 @@ def is_ours(name: str, code: set[str]) -> bool:
     charts = [f"charts/{chart}.png" for chart in CHARTS]
     known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE")
     return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in {*code, *CODE_NAMES})
+
+
+def is_weights(name: str) -> bool:
+    """Whether a file on the Hub contains weights, in whatever format and folder."""
+    return name.endswith(WEIGHT_SUFFIXES) and name != "training_args.bin"
+
+
+def is_of_model(name: str) -> bool:
+    """Whether a file on the Hub is part of a model, whoever made it: loaded with the new weights, it would be wrong."""
+    return is_weights(name) or name in (*SETTINGS, *TOKENIZER, *OF_OTHERS) or name.endswith(WEIGHT_INDEXES)
 
 
 def write(path: Path, value: Any) -> None:
