@@ -12,20 +12,29 @@ from typing import Any
 
 import pytest
 import test_model_conversion
-from conftest import chat_words, run_train, tiny_words
+from conftest import chat_words, chats, run_train, tiny_words
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Run, facts
+from gpt2small_hf.report.page import Run, as_markdown, facts
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
 from upload.checks import check_sizes
-from upload.facts import Publication, about, linked_repositories, loss_then, plural, training_seconds, worse
+from upload.facts import (
+    Publication,
+    about,
+    held_out_answers,
+    linked_repositories,
+    loss_then,
+    plural,
+    training_seconds,
+    worse,
+)
 from upload.source import Source, find
 from upload.stage import files_of, stage, stage_license, stage_native
 
@@ -409,6 +418,77 @@ def test_a_license_is_named_only_if_it_was_named_to_us(license, said, cards):
     assert said in card.prose
     assert card.metadata.get("license") == license
     gate(card.text, card.files)
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "said"),
+    [
+        (
+            "given",
+            [True],
+            "The questions were given with the recipe or --prompts; the training chats contain all of them.",
+        ),
+        (
+            "given",
+            [False],
+            "The questions were given with the recipe or --prompts; the training chats contain none of them.",
+        ),
+        (
+            "training chats",
+            [True],
+            "The questions are from the training chats.",
+        ),
+        (None, None, "The source of the questions was not recorded; whether the training chats contain them was not"),
+    ],
+)
+def test_the_card_of_a_chat_model_states_where_its_questions_are_from(
+    source, flags, said, chat_run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    asked = [chat["messages"][0]["content"] for chat in chats()]
+    resolved = read_json(chat_run.resolved)
+    in_training = "What did the fox see?" not in held_out_questions(chat_run)
+    assert resolved["run"]["prompts"] == ["What did the fox see?"]
+    assert "What did the fox see?" in asked
+    assert (resolved["prompts_from"], resolved["prompts_in_training"]) == ("given", [in_training])
+    run = copied(chat_run, "talk")
+    changed = {name: value for name, value in resolved.items() if not name.startswith("prompts_")}
+    changed |= {} if source is None else {"prompts_from": source, "prompts_in_training": flags}
+    write_json(run.resolved, changed)
+    card = card_of(run.root)
+    assert source == "training chats" or said in card.prose
+    assert said in as_markdown(Run(run), [])
+
+
+def held_out_questions(run: RunFolder) -> list[str]:
+    return [row["messages"][-1]["content"] for row in read_jsonl(run.answers)]
+
+
+def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_published(chat_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(chat_run, "talk")
+    rows = read_jsonl(run.answers)
+    system = {"role": "system", "content": "Be brief."}
+    rows[0] = {**rows[0], "messages": [system, *rows[0]["messages"]], "ended": False}
+    write_jsonl(run.answers, rows)
+    asked = held_out_questions(run)
+    assert len(asked) > 3
+    for allowed in (False, True):
+        card = card_of(run.root, questions=allowed)
+        gate(card.text, card.files)
+        blocks = [code for code in card.codes("text") if "asked:" in code and "likeliest:" not in code]
+        assert ("Held-out questions, from chats that were not trained on." in card.prose) == allowed
+        assert f"the first 3 of {len(asked)}: the answers" in card.prose or not allowed
+        assert len(blocks) == (3 if allowed else 0)
+        for block, row, question in zip(blocks, rows, asked, strict=False):
+            assert f"asked:     {question}" in block
+            assert f"sampled:   {row['answer'].strip()}" in " ".join(block.split(" " * 11))
+    assert blocks[0].startswith("system:    Be brief.\n")
+    assert blocks[0].endswith(" …\n")
+    assert not blocks[1].endswith(" …\n")
+    write_json(run.resolved, read_json(run.resolved) | {"prompts_from": "held-out chats"})
+    source = find(run.root)
+    assert held_out_answers(source) == []  # the samples are of such questions already
 
 
 # ---- numbers ----------------------------------------------------------------------------------------------------

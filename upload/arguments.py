@@ -70,8 +70,9 @@ def parse_arguments(words: list[str]) -> Namespace:
         "training.")  # fmt: skip
     add("--allow_modified_code", action="store_true", help="Publish model code that is neither this package's nor the "
         "code recorded in training. The card states it.")  # fmt: skip
-    add("--publish_chat_questions", action="store_true", help="Publish the prompts that a run took from its chats "
-        "because none were given, and the model's answers to them. Unset: they are left out.")  # fmt: skip
+    add("--publish_chat_questions", action="store_true", help="Publish questions of the run's chats, with the "
+        "model's answers: prompts that were taken from them because none were given, and the first held-out questions. "
+        "Unset: they are left out.")  # fmt: skip
     add("--replace", action="store_true", help="Replace a model that was not published by this command: the branch's "
         "state is tagged before-COMMIT, then one commit removes that model's files (weights of any format, settings, "
         "tokenizer, code) and its card. Unset: it is refused.")  # fmt: skip

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Ladder, Run, held_out, ladders
+from gpt2small_hf.report.page import Ladder, Run, held_out, ladders, prompts_line
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import markdown_table, new_text, one_line, overlap_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
@@ -61,6 +61,8 @@ class Publication:
     """Of the checkpoints beside it: `revision`, `step`, `tokens`, `loss`."""
     private: frozenset[str] = frozenset()
     """Repositories that not everybody may see: the card does not link them."""
+    questions: bool = False
+    """Whether questions of the run's chats are shown, with the model's answers."""
 
 
 def linked_repositories(source: Source, publication: Publication) -> list[tuple[str, str]]:
@@ -130,6 +132,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "difference": _difference(run, publication.baseline, publication) if run and publication.baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         "samples": _samples(source, folder, prompts),
+        "answers": _answers(source) if publication.questions else None,
         "ladder": _ladder(source, prompts),
         "data": _data(run, publication.private),
         "training": _training(run) if run else None,
@@ -326,6 +329,7 @@ def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any]
     if not found:
         return None
     return {
+        "prompts": prompts_line(source.run, [sample["prompt"] for sample in found[:MOST_SAMPLES]]),
         "completions": [
             {"prompt": one_line(sample["prompt"]), "greedy": sample["greedy"], "sampled": sample["sampled"]}
             for sample in found[:MOST_SAMPLES]
@@ -333,6 +337,20 @@ def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any]
         "of": len(found),
         "settings": found[0]["settings"],
     }
+
+
+def held_out_answers(source: Source) -> list[dict[str, Any]]:
+    """Return the answers to held-out questions that the card may show beside the samples, which may be such already."""
+    run = source.run
+    if run is None or source.is_checkpoint or run.resolved.get("prompts_from") == "held-out chats":
+        return []
+    return run.answers
+
+
+def _answers(source: Source) -> dict[str, Any] | None:
+    found = held_out_answers(source)
+    shown = [{"turns": [turn["content"] for turn in one["messages"]], **one} for one in found[:MOST_SAMPLES]]
+    return {"shown": shown, "of": len(found)} if shown else None
 
 
 def _ladder(source: Source, prompts: list[str]) -> str | None:

@@ -77,7 +77,7 @@ def publish(args: Namespace) -> dict[str, Any]:
     Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
     """
     from gpt2small_hf.runs import UsageError, writing_alone
-    from upload.facts import worse
+    from upload.facts import MOST_SAMPLES, held_out_answers, plural, worse
     from upload.privacy import chat_questions, check_words
     from upload.source import find
 
@@ -91,6 +91,12 @@ def publish(args: Namespace) -> dict[str, Any]:
         raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
     if questions := chat_questions(source.run):
         say_questions(questions, published=args.publish_chat_questions)
+    if answers := held_out_answers(source):
+        words = f"{plural(len(answers), 'answer')} to held-out questions of the run's chats"
+        if args.publish_chat_questions:
+            say("included", f"the first {MOST_SAMPLES} of {words}")
+        else:
+            say("left out", f"{words} (--publish_chat_questions shows the first {MOST_SAMPLES})")
     before = read_published(source.place.published)
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
@@ -160,6 +166,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
         baseline=baseline,
         twin=native if args.also_native else again.get("twin"),
         branches=again.get("branches", []),
+        questions=args.publish_chat_questions,
     )
     plans = [Plan(source, staged, publication, args.revision or "main", args.tag)]
     if args.all_checkpoints:

@@ -106,6 +106,11 @@ class Run:
         """Of a run on chats: its settings for them."""
         return self.resolved.get("chat")
 
+    @cached_property
+    def answers(self) -> Rows:
+        """The finished model's answers to held-out questions, of a run on chats."""
+        return _lines(self.folder.answers)
+
     @property
     def measured(self) -> dict[str, Any] | None:
         """The results on held-out data; None if the run is not finished, or nothing was held out."""
@@ -178,6 +183,28 @@ def learned(run: Run) -> str | None:
         f"{counts['supervised_share']:.1%} of {counts['tokens']:,} tokens in {counts['conversations']:,} conversations "
         f"(loss on {run.chats['loss_on']}, template {one_line(run.chats['template'] or 'of the tokenizer', 40)})"
     )
+
+
+def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:
+    """State where these prompts of a run on chats are from, and whether it was trained on them; None of other runs."""
+    if not run.chats:
+        return None
+    words = {
+        "given": "The questions were given with the recipe or --prompts",
+        "held-out chats": "The questions are from the held-out chats",
+        "training chats": "The questions are from the training chats",
+    }
+    kind = run.resolved.get("prompts_from")
+    if kind == "training chats":
+        return f"{words[kind]}."
+    source = words.get(str(kind), "The source of the questions was not recorded")
+    flags = run.resolved.get("prompts_in_training") or []  # earlier versions did not record these either
+    known = dict(zip(run.resolved["run"]["prompts"], flags, strict=False))
+    if not known.keys() >= set(prompts):
+        return f"{source}; whether the training chats contain them was not recorded."
+    n, found = len(prompts), sum(known[prompt] for prompt in prompts)
+    contained = "none of them" if not found else "all of them" if found == n else f"{found:,} of {n:,}"
+    return f"{source}; the training chats contain {contained}."
 
 
 def held_out(run: Run) -> str | None:
@@ -323,11 +350,12 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         parts.append("Nothing was logged yet.")
     parts.append("## Symptoms and skipped steps")
     parts.append("\n".join(f"- {escaped(trouble)}" for trouble in troubles(run)) or "None.")
-    if answers := _lines(run.folder.answers)[:MOST_ANSWERS]:
+    if answers := run.answers[:MOST_ANSWERS]:
         parts.append("## Answers to held-out questions")
         cells = [[row["messages"][-1]["content"], row["answer"] + ("" if row["ended"] else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
+    parts.append(prompts_line(run, run.resolved["run"]["prompts"]) or "")
     for ladder in ladders(run.samples, run.metrics):
         parts.append(f"Sampled after: {escaped(ladder.prompt)}")
         parts.append(fenced(ladder.table()))

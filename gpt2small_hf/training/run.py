@@ -207,7 +207,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         args.trainer.warmup_steps = 0  # it is over, whatever share of the new length it was said to be
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
-    settings = resolve(args, material, described, rows_per_step, prompts_from)
+    in_training = prompts_in_training(args.run.prompts, rows)
+    settings = resolve(args, material, described, rows_per_step, prompts_from, in_training)
     first = args.trainer.process_index == 0
     checkpoint = None
     if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
@@ -407,14 +408,28 @@ def default_prompts(rows: Rows, heldout: Rows | None) -> tuple[list[str], str]:
     return [PROMPT], "default"
 
 
+def prompts_in_training(prompts: list[str], rows: Rows) -> list[bool] | None:
+    """Return for each prompt whether it is also a user's turn in the training chats; None of a run on text."""
+    if not isinstance(rows, ChatDataset):
+        return None
+    asked = {turn["content"].strip() for chat in rows.chats for turn in chat.messages if turn["role"] == "user"}
+    return [prompt.strip() in asked for prompt in prompts]
+
+
 def resolve(
-    args: Arguments, material: Material, model: dict[str, Any], rows_per_step: int, prompts_from: str
+    args: Arguments,
+    material: Material,
+    model: dict[str, Any],
+    rows_per_step: int,
+    prompts_from: str,
+    prompts_in_training: list[bool] | None,
 ) -> dict[str, Any]:
     """Every value in force, as `resolved.json` has it."""
     device = args.trainer.device
     values = {
         "run": {name: _plain(value) for name, value in vars(args.run).items()},
         "prompts_from": prompts_from,
+        "prompts_in_training": prompts_in_training,
         "chat": {name: _plain(value) for name, value in vars(args.chat).items()} if args.chat.chat_data else None,
         "data": material.data,
         "base": material.base,
