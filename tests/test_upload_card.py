@@ -28,6 +28,7 @@ from upload.checks import check_sizes
 from upload.facts import (
     Publication,
     about,
+    copyright_of,
     held_out_answers,
     linked_repositories,
     loss_then,
@@ -35,8 +36,9 @@ from upload.facts import (
     training_seconds,
     worse,
 )
+from upload.license import License, write_license
 from upload.source import Source, find
-from upload.stage import files_of, stage, stage_license, stage_native
+from upload.stage import files_of, stage, stage_native
 
 
 @dataclass
@@ -128,7 +130,7 @@ def card_of(name: Path | Source, **more: Any) -> Card:
     if publication.native:
         ours, folder = folder, Path(f"staged/{next(COUNT)}")
         stage_native(ours, folder)
-    stage_license(folder, publication.license, native=publication.native)
+    write_license(folder, publication.license, native=publication.native, **copyright_of(source, publication))
     return Card(render(source, folder, publication), source, folder, publication)
 
 
@@ -206,8 +208,8 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
         {"revision": "step-20", "step": 20, "tokens": None, "loss": None},
     ]
     return {
-        "run": card_of(Path("runs/short"), license="apache-2.0", languages=["en"]),
-        "chat": card_of(Path("runs/chat"), license="cc-by-4.0"),
+        "run": card_of(Path("runs/short"), license=License("apache-2.0"), languages=["en"]),
+        "chat": card_of(Path("runs/chat"), license=License("cc-by-4.0")),
         "checkpoint": card_of(Path("runs/short/checkpoints/checkpoint-10"), pin="step-10"),
         "unfinished": card_of(Path("runs/half")),
         "bare": card_of(Path("mine"), pin=None),
@@ -405,18 +407,32 @@ def test_branches_are_listed_and_what_is_not_known_of_them_is_a_dash(cards):
     }
 
 
+TERMS = "https://example.com/terms"
+
+
 @pytest.mark.parametrize(
-    ("license", "said"),
+    ("license", "said", "file"),
     [
-        ("apache-2.0", "Apache-2.0, weights and code (`LICENSE`)."),
-        ("mit", "The weights: mit. The code: Apache-2.0 (`LICENSE-CODE`)."),
-        (None, "Its owner has named no license for the weights. The code is under Apache-2.0 (`LICENSE-CODE`)."),
+        (License("apache-2.0"), "Apache-2.0, weights and code (`LICENSE`).", True),
+        (License("mit"), "The weights: [MIT](https://spdx.org/licenses/MIT.html) (`LICENSE`). The code: ", True),
+        (License("cc-by-4.0"), "The weights: [CC-BY-4.0](https://spdx.org/licenses/CC-BY-4.0.html). The code: ", False),
+        (License("openrail"), "The weights: openrail. The code: Apache-2.0 (`LICENSE-CODE`).", False),
+        (License("other", "ours-1.0", TERMS), f"The weights: [ours-1.0]({TERMS}). The code: ", False),
+        (License("other", "ours-1.0", file=TEMPLATE), "The weights: ours-1.0 (`LICENSE`). The code: ", True),
+        (None, "Its owner has named no license for the weights. The code is under Apache-2.0 (`LICENSE-CODE`).", False),
     ],
 )
-def test_a_license_is_named_only_if_it_was_named_to_us(license, said, cards):
+def test_a_license_is_named_only_if_it_was_named_to_us(license, said, file, cards):
     card = card_of(Path("runs/short"), license=license)
     assert said in card.prose
-    assert card.metadata.get("license") == license
+    assert ("LICENSE" in card.files) == file
+    metadata = {name: card.metadata.get(name) for name in ("license", "license_name", "license_link")}
+    is_other = license is not None and license.id == "other"
+    assert metadata == {
+        "license": license and license.id,
+        "license_name": "ours-1.0" if is_other else None,
+        "license_link": (license.link or "LICENSE") if is_other else None,
+    }
     gate(card.text, card.files)
 
 
@@ -489,6 +505,15 @@ def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_publish
     write_json(run.resolved, read_json(run.resolved) | {"prompts_from": "held-out chats"})
     source = find(run.root)
     assert held_out_answers(source) == []  # the samples are of such questions already
+
+
+def test_mit_license_names_the_year_of_the_run_and_its_publisher_and_nobody_for_converted_weights(cards):
+    card = card_of(Path("runs/short"), license=License("mit"))
+    year = card.source.run.resolved["made_by"]["date"][:4]
+    assert f"Copyright (c) {year} you\n" in (card.folder / "LICENSE").read_text(encoding="utf-8")
+    card = card_of(cards["converted"].source, license=License("mit"))
+    assert "LICENSE" not in card.files
+    assert "The weights: [MIT](https://spdx.org/licenses/MIT.html). The code: Apache-2.0" in card.prose
 
 
 # ---- numbers ----------------------------------------------------------------------------------------------------

@@ -385,6 +385,19 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
             "--license apache is none that the Hub knows. Did you mean apache-2.0?",
         ),
         ("runs/short you/tiny --license Ours", "is none that the Hub knows. "),
+        ("runs/short you/tiny --license other", "--license other needs --license_name, and --license_link or "),
+        ("runs/short you/tiny --license other --license_name a", "and --license_link or --license_file."),
+        (
+            "runs/short you/tiny --license other --license_name A --license_link https://a.b",
+            "--license_name A: use lower",
+        ),
+        (
+            "runs/short you/tiny --license other --license_name a --license_link a.b",
+            "--license_link a.b is not an addr",
+        ),
+        ("runs/short you/tiny --license mit --license_name a", "describe --license other. Add it, or leave them out."),
+        ("runs/short you/tiny --license mit --license_file gone", "--license_file gone cannot be read (No such file"),
+        ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
         ("runs/short you/tiny --publik", "--publik is not a flag. Did you mean --public?"),
     ],
 )

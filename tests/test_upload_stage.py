@@ -38,10 +38,11 @@ from upload.arguments import parse_arguments
 from upload.card import render
 from upload.checks import CODE
 from upload.facts import Publication
+from upload.license import License, write_license
 from upload.privacy import SECRETS, chat_questions, check_secrets, scrubbed
 from upload.push import publish
 from upload.source import find
-from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_license, stage_native
+from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
 
 CODE_FILES = {"configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
@@ -339,20 +340,32 @@ def test_what_is_loaded_and_what_is_ours_is_told_by_its_name(name, loaded, ours)
     assert (is_loaded(name), is_ours(name, {"named_by_auto_map"})) == (loaded, ours)
 
 
-def test_the_license_stands_under_its_usual_name_only_if_it_is_that_of_the_weights(tmp_path):
-    apache = (REPOSITORY / "LICENSE").read_bytes()
-    for name, license, native, expected in (
-        ("a", "apache-2.0", False, ["LICENSE"]),
-        ("b", "apache-2.0", True, ["LICENSE"]),
-        ("c", "mit", False, ["LICENSE-CODE"]),
-        ("d", None, False, ["LICENSE-CODE"]),
-        ("e", "mit", True, []),
+def test_license_text_of_the_weights_is_written_where_it_is_known(tmp_path):
+    apache, own = (REPOSITORY / "LICENSE").read_text(encoding="utf-8"), tmp_path / "terms.txt"
+    own.write_text("Terms of our own.\n", encoding="utf-8")
+    both, of_code = {"LICENSE", "LICENSE-CODE"}, {"LICENSE-CODE"}
+    for license, native, holders, expected in (
+        (License("apache-2.0"), False, ["you"], {"LICENSE"}),
+        (License("apache-2.0"), True, [], {"LICENSE"}),
+        (License("mit"), False, ["Ada", "Max"], both),
+        (License("mit"), True, ["Ada", "Max"], {"LICENSE"}),
+        (License("mit"), False, [], of_code),
+        (License("cc-by-4.0"), False, ["you"], of_code),
+        (License("other", "ours-1.0", file=own), False, ["you"], both),
+        (License("apache-2.0", file=own), False, ["you"], both),
+        (None, False, ["you"], of_code),
+        (None, True, ["you"], set()),
     ):
-        folder = tmp_path / name
+        folder = tmp_path / f"{license and license.id}-{native}-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        stage_license(folder, license, native=native)
-        assert [path.name for path in folder.iterdir()] == expected
-        assert all(path.read_bytes() == apache for path in folder.iterdir())
+        write_license(folder, license, native=native, holders=holders, year="2026")
+        texts = {path.name: path.read_text(encoding="utf-8") for path in folder.iterdir()}
+        assert texts.keys() == expected
+        assert texts.get("LICENSE-CODE", apache) == apache
+        if license is not None and license.file:
+            assert texts["LICENSE"] == "Terms of our own.\n"
+        elif "LICENSE" in texts:
+            assert texts["LICENSE"] == apache or "Copyright (c) 2026 Ada, Max\n" in texts["LICENSE"]
 
 
 def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsys):

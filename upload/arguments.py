@@ -22,6 +22,7 @@ cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0
 c-uda gpl gpl-2.0 gpl-3.0 lgpl lgpl-2.1 lgpl-3.0 agpl-3.0 gfdl mpl-2.0 epl-1.0 epl-2.0 eupl-1.1 eupl-1.2 osl-3.0 afl-3.0
 artistic-2.0 bsl-1.0 ecl-2.0 etalab-2.0 ms-pl odbl odc-by ofl-1.1 pddl postgresql lppl-1.3c lgpl-lr wtfpl openmdw-1.0
 openrail openrail++ bigscience-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m creativeml-openrail-m unknown
+other
 """.split()  # noqa: SIM905
 
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
@@ -62,7 +63,12 @@ def parse_arguments(words: list[str]) -> Namespace:
         "code, in a second repository: REPO-native.")  # fmt: skip
     add("--code_only", action="store_true", help="Of a published model: this checkout's code and a new card. Weights, "
         "settings and tokenizer must be the run's own, and stay.")  # fmt: skip
-    add("--license", help="Of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, … Unset: none is named.")
+    add("--license", help="License of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, …, other. Unset: "
+        "none is named.")  # fmt: skip
+    add("--license_name", help="Identifier of a license that the Hub does not list (with --license other).")
+    add("--license_link", help="Address of its text (with --license other).")
+    add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0 "
+        "and mit, linked for others.")  # fmt: skip
     add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
     add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
@@ -107,7 +113,32 @@ def parse_arguments(words: list[str]) -> Namespace:
         near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
         raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
+    check_license(args)
     return args
+
+
+def check_license(args: Namespace) -> None:
+    """Raise: UsageError for a license whose name, link or text is missing, invalid, or not asked for."""
+    name, link, file = args.license_name, args.license_link, args.license_file
+    if args.license == "other":
+        if name is None or (link is None and file is None):
+            raise UsageError("--license other needs --license_name, and --license_link or --license_file.")
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+            raise UsageError(f"--license_name {name}: use lower-case letters, digits, dots, dashes and underscores.")
+        if link is not None and not re.fullmatch(r"https?://[^\s()<>]+", link):
+            raise UsageError(f"--license_link {link} is not an address. Write https://…, or give --license_file.")
+    elif name is not None or link is not None:
+        raise UsageError("--license_name and --license_link describe --license other. Add it, or leave them out.")
+    if file is not None:
+        if args.license is None:
+            raise UsageError("--license_file has the text of a license that is not named. Add --license.")
+        try:
+            text = file.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UsageError(f"--license_file {file} cannot be read ({reason}). Name a text file.") from None
+        if not text.strip():
+            raise UsageError(f"--license_file {file} is empty. Name the text of the license.")
 
 
 def check_repo_id(repo_id: str) -> None:

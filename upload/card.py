@@ -123,10 +123,12 @@ def header(known: dict[str, Any]) -> str:
     of_hub = set(data["datasets"]) if data else set()
     if known["converted"] and known["converted"]["dataset"]:
         of_hub.add(known["converted"]["dataset"])
-    base = known["base"]
+    base, license = known["base"], known["license"]
     card = ModelCardData(
         language=known["languages"] or None,
-        license=known["license"],
+        license=license["id"] if license else None,
+        license_name=license["name"] if license else None,
+        license_link=license["metadata_link"] if license else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["gpt2small_hf", "gpt2", *(["conversational"] if known["chat"] else [])],

@@ -24,6 +24,7 @@ from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
 from upload.checks import check_sizes, modified_code, weight_files
+from upload.license import TEXT, TEXT_OF_CODE, License
 from upload.privacy import scrubbed
 from upload.source import Source
 from upload.stage import CHARTS
@@ -54,7 +55,7 @@ class Publication:
     """A GPT-2 of transformers' own, which needs no remote code."""
     twin: str | None = None
     """The repository of the same weights in the other form."""
-    license: str | None = None
+    license: License | None = None
     languages: list[str] = field(default_factory=list)
     baseline: Run | None = None
     branches: list[dict[str, Any]] = field(default_factory=list)
@@ -100,7 +101,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "pin": publication.pin,
         "native": publication.native,
         "twin": None if publication.twin in publication.private else publication.twin,
-        "license": publication.license,
+        "license": _license(folder, publication.license),
         "languages": publication.languages,
         "config": {**config.to_dict(), "model_type": settings["model_type"]},
         "zero_biases": zero_biases,
@@ -141,6 +142,28 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "provenance": _provenance(source),
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
+    }
+
+
+def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:
+    """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
+    year = source.run.resolved["made_by"]["date"][:4] if source.run else None
+    return {"holders": [] if source.converted else [publication.repo_id.split("/")[0]], "year": year}
+
+
+def _license(folder: Path, license: License | None) -> dict[str, Any] | None:
+    """The license of the weights: `id`, `name`, `label`, where its text is, and whether it covers the code too."""
+    if license is None:
+        return None
+    file = TEXT if (folder / TEXT).is_file() else None
+    return {
+        "id": license.id,
+        "name": license.name,
+        "label": license.label,
+        "file": file,
+        "page": license.page,
+        "metadata_link": license.metadata_link,
+        "of_code": file is not None and not (folder / TEXT_OF_CODE).is_file(),
     }
 
 

@@ -41,7 +41,8 @@ from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
 from upload.arguments import AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
-from upload.stage import LICENSE, Files, is_loaded, is_of_model, is_ours, is_weights
+from upload.license import APACHE
+from upload.stage import Files, is_loaded, is_of_model, is_ours, is_weights
 
 MAIN = "main"
 WAITS = (1, 2, 4, 8)
@@ -428,7 +429,7 @@ class Hub:
                 for name in remote.files
                 if name not in files and (is_ours(name, code) or (remote.other_model and is_of_model(name)))
             ]
-            if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), LICENSE):
+            if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), APACHE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights
         return Changes(changed, gone, [name for name in changed if name in remote.files and is_loaded(name)])
 

@@ -147,6 +147,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     from gpt2small_hf.report.page import Run
     from gpt2small_hf.runs import RunFolder, UsageError
     from upload.facts import Publication
+    from upload.license import License
     from upload.source import checkpoints
     from upload.stage import check_owned
 
@@ -161,7 +162,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
         raise UsageError(f"--baseline {args.baseline} is the run that is published. Name the one to compare it with.")
     publication = Publication(
         repo_id,
-        license=args.license,
+        license=args.license and License(args.license, args.license_name, args.license_link, args.license_file),
         languages=args.language or [],
         baseline=baseline,
         twin=native if args.also_native else again.get("twin"),
@@ -242,6 +243,8 @@ def prepare(args: Namespace, one: Plan) -> None:
 
     from gpt2small_hf.runs import whole
     from upload import card, stage
+    from upload.facts import copyright_of
+    from upload.license import write_license
     from upload.privacy import check_secrets
 
     native, known = one.publication.native, stage.read_record(one.folder)
@@ -256,7 +259,7 @@ def prepare(args: Namespace, one: Plan) -> None:
                 allow_modified_code=args.allow_modified_code,
                 questions=args.publish_chat_questions,
             )
-        stage.stage_license(folder, args.license, native=native)
+        write_license(folder, one.publication.license, native=native, **copyright_of(one.source, one.publication))
         if one.revision == "main" or not args.all_checkpoints:
             loaded = card.fingerprint(stage.files_of(folder))
             step = "model" if one.source.step is None else f"step-{one.source.step}"

@@ -34,8 +34,6 @@ from upload.checks import (
 from upload.privacy import chat_questions, scrubbed, without_prompts
 from upload.source import Source
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-LICENSE = REPOSITORY / "LICENSE"
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
 
 TOKENIZER = (
@@ -251,11 +249,3 @@ def stage_native(ours: Path, folder: Path) -> None:
             shutil.copytree(ours / name, folder / name)
         elif (ours / name).is_file():
             shutil.copyfile(ours / name, folder / name)
-
-
-def stage_license(folder: Path, license: str | None, *, native: bool) -> None:
-    """The license's text: under its usual name where it is also that of the weights, else as that of the code."""
-    if license == "apache-2.0":
-        shutil.copyfile(LICENSE, folder / "LICENSE")
-    elif not native:
-        shutil.copyfile(LICENSE, folder / "LICENSE-CODE")
