@@ -7,7 +7,6 @@ import stat
 import string
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -39,7 +37,7 @@ from upload.card import render
 from upload.checks import CODE
 from upload.facts import Publication
 from upload.license import License, write_license
-from upload.privacy import SECRETS, chat_questions, check_secrets, scrubbed
+from upload.privacy import chat_questions, scrubbed
 from upload.push import publish
 from upload.source import find
 from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
@@ -837,182 +835,3 @@ def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(
     )
     assert told["data"]["sources"]["train"][0]["file"] == "a.jsonl"
     assert told["model"] == read_json(run.resolved)["model"]
-
-
-# ---- secrets ----------------------------------------------------------------------------------------------------
-
-SIGNS = (string.ascii_letters + string.digits) * 3
-PLANTED = {  # in pieces: whole, they would be found in this file too
-    "a Hugging Face token": "hf_" + SIGNS[5:39],
-    "an organisation's Hugging Face token": "api_" + "org_" + SIGNS[5:39],
-    "a GitHub token": "gh" + "p_" + SIGNS[30:66],
-    "an API key": "sk" + "-proj-" + SIGNS[40:60] + "_" + SIGNS[20:60] + "-" + SIGNS[:20],
-    "a Google API key": "AI" + "za" + SIGNS[20:53] + "-_",
-    "a GitLab token": "glpat" + "-" + SIGNS[30:50],
-    "an AWS access key": "AK" + "IA" + "IOSFODNN7EXAMPLE",
-    "a Slack token": "xox" + "b-123456789012-1234567890123-" + SIGNS[:24],
-    "a private key": "-----BEGIN " + "PRIVATE KEY-----",
-}
-MORE = {
-    "a GitHub token": "github" + "_pat_" + SIGNS[:22] + "_" + SIGNS[:59],
-    "an API key": "sk" + "-ant-api03-" + SIGNS[33:53] + "-" + SIGNS[3:60] + "_" + SIGNS[:12] + "AA",
-    "an AWS access key": "AS" + "IA" + "IOSFODNN7EXAMPLE",
-    "a Slack token": "xox" + "p-1234567890-1234567890-" + SIGNS[:24],
-    "a private key": "-----BEGIN OPENSSH " + "PRIVATE KEY-----",
-}
-STILL_MORE = {
-    "an API key": "sk" + "-" + SIGNS[40:88],
-    "a GitHub token": "gh" + "s_" + SIGNS[:36],
-    "a private key": "-----BEGIN PGP " + "PRIVATE KEY BLOCK-----",
-}
-LAST = {"an API key": "sk" + "-" + "0123456789abcdef" * 2, "a private key": "-----BEGIN RSA " + "PRIVATE KEY-----"}
-ALL_PLANTED = [(what, secret) for some in (PLANTED, MORE, STILL_MORE, LAST) for what, secret in some.items()]
-
-
-def append(name: str, before: bytes = b"", after: bytes = b"") -> Callable[[Path, str], None]:
-    def put(folder: Path, secret: str) -> None:
-        with (folder / name).open("ab") as file:
-            file.write(before + secret.encode() + after)
-
-    return put
-
-
-def in_settings(folder: Path, secret: str) -> None:
-    change(folder / "resolved.json", command=f'train --key="{secret}"')
-
-
-def in_tokenizer(folder: Path, secret: str) -> None:
-    told = read_json(folder / "tokenizer.json")
-    told["added_tokens"].append({**told["added_tokens"][0], "id": 300, "content": secret})
-    (folder / "tokenizer.json").write_text(json.dumps(told))
-
-
-def in_metadata(folder: Path, secret: str) -> None:
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    path.unlink()
-    save_file(weights, path, metadata={"format": "pt", "note": secret})
-    with safe_open(path, framework="pt") as tensors:
-        assert tensors.metadata()["note"] == secret
-
-
-def overwrite(path: Path, begin: int, secret: str) -> None:
-    """Put a secret in place of as many bytes. What is before and after it in a file of numbers may be anything."""
-    content, words = bytearray(path.read_bytes()), b"\0" + secret.encode() + b"\0"
-    content[begin - 1 : begin - 1 + len(words)] = words
-    path.unlink()  # it is a link to the run's own
-    path.write_bytes(content)
-
-
-def in_bytes(folder: Path, secret: str) -> None:
-    path = folder / "model.safetensors"
-    overwrite(path, path.stat().st_size // 2, secret)
-
-
-def across(block: int) -> Callable[[Path, str], None]:
-    """At the place where one who reads so many bytes at a time would cut it in two."""
-
-    def put(folder: Path, secret: str) -> None:
-        path = folder / "model-00001-of-00001.safetensors"
-        path.write_bytes(b"\xbf" * (2 * block))
-        overwrite(path, block - len(secret) // 2, secret)
-
-    return put
-
-
-@pytest.fixture(scope="module")
-def folder_of_run(tiny_run, tmp_path_factory) -> Path:
-    """A staged run with a card. Not to be changed."""
-    folder = tmp_path_factory.mktemp("staged") / "staged"
-    stage(find(tiny_run.root), folder)
-    (folder / "README.md").write_text("# A model\n\nAnd nothing else.\n")
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "put", "where"),
-    [
-        ("resolved.json", in_settings, "line"),
-        ("gpt.py", append("gpt.py", b"\n# ", b"\n"), "line"),
-        ("README.md", append("README.md", b"| `", b"` |\n"), "line"),
-        ("tokenizer.json", in_tokenizer, "line"),
-        ("charts/loss.png", append("charts/loss.png"), "byte"),
-        ("model.safetensors", in_metadata, "byte"),
-        ("model.safetensors", in_bytes, "byte"),
-        ("model-00001-of-00001.safetensors", across(2**20), ""),
-        ("model-00001-of-00001.safetensors", across(2**16), ""),
-        (".env", append(".env", b"KEY="), "line"),
-        ("charts/.hidden/deep.txt", append("charts/.hidden/deep.txt"), "line"),
-    ],
-)
-def test_each_kind_of_secret_is_found_in_each_kind_of_file_and_not_told(name, put, where, folder_of_run, tmp_path):
-    for i, (what, secret) in enumerate(ALL_PLANTED):
-        folder = tmp_path / str(i)
-        shutil.copytree(folder_of_run, folder)
-        (folder / "charts" / ".hidden").mkdir()
-        put(folder, secret)
-        with pytest.raises(UsageError) as refused:
-            check_secrets(folder)
-        said = str(refused.value)
-        assert re.match(
-            rf"{re.escape(name)} holds what looks like {what} \({where}[a-z]* [\d,]+\)\. Take it out of", said
-        )
-        assert "revoke it where it was made" in said
-        assert not any(secret[at : at + 8] in said for at in range(6, len(secret) - 8)), secret
-        shutil.rmtree(folder)
-
-
-def test_each_kind_of_secret_is_tried():
-    assert set(PLANTED) == set(SECRETS)
-
-
-def test_the_line_of_a_secret_is_told(tmp_path):
-    (tmp_path / "a.py").write_text(f"import os\n\nkey = {PLANTED['a Hugging Face token']!r}\n")
-    with pytest.raises(UsageError, match=r"a\.py holds what looks like a Hugging Face token \(line 3\)"):
-        check_secrets(tmp_path)
-
-
-def test_the_token_in_use_is_found_whatever_it_looks_like(folder_of_run, tmp_path):
-    folder = tmp_path / "staged"
-    shutil.copytree(folder_of_run, folder)
-    token = "my.own+token (of a test)"
-    check_secrets(folder, token)
-    append("README.md", b"Log in with ", b".\n")(folder, token)
-    with pytest.raises(UsageError) as refused:
-        check_secrets(folder, token)
-    assert str(refused.value).startswith("README.md holds what looks like the Hugging Face token in use (line 4).")
-    assert token not in str(refused.value)
-    for none in (None, "", "a"):  # a letter is no token, and may stand anywhere
-        check_secrets(folder, none)
-
-
-def test_no_real_run_is_taken_for_a_secret(folder_of_run, chat_run, tmp_path):
-    check_secrets(folder_of_run)
-    stage(find(chat_run.root), tmp_path / "chat")
-    check_secrets(tmp_path / "chat")
-    check_secrets(chat_run.root)
-
-
-@pytest.mark.parametrize("name", ["gpt2small_hf", "examples", "upload"])
-def test_nothing_of_this_package_is_taken_for_a_secret(name):
-    check_secrets(REPOSITORY / name)
-
-
-def test_hashes_names_and_words_are_not_taken_for_secrets(tmp_path):
-    digest = "8330e99013f6690287b81e7170a26d921dcf85988dd62f1d82b81a3771973361"
-    (tmp_path / "empty").touch()
-    (tmp_path / "README.md").write_text(
-        f"""hf_model hf_hub_download hf_transfer_is_on_and_other_words_joined_by_underscores {digest} sha256:{digest}
-        task-{digest} disk-{digest[:40]} mask-{digest[:8]}-{digest[8:12]} sk-learn gpt2small_hf-{digest}
-        https://example.com/risk-assessment-of-large-language-models-in-2024-and-how-to-measure-it
-        ask-what_the_language_model_has_learned_of_Python3_and_its_many_modules desk-lamp task-2024-01-02-GPT2-small
-        AKIA and ASIA and AKIATHATISAWORD -----BEGIN PUBLIC KEY----- -----BEGIN CERTIFICATE----- PRIVATE KEY
-        ghp_ github_pat_ glpat- AIza xoxb- api_org_ hf_ sk- sk-proj-
-        """
-    )
-    check_secrets(tmp_path)
-
-
-def test_the_patterns_are_told_apart_so_that_each_message_is_true():
-    for what, secret in ALL_PLANTED:
-        assert [name for name, pattern in SECRETS.items() if re.search(pattern, secret.encode())] == [what]

@@ -1,36 +1,17 @@
 """What of a run nobody else should read: paths and names of this machine, and questions of its user's chats, are taken
-out; secrets are refused.
+out. Secrets are refused: `secret_scan.py`.
 """
 
 from __future__ import annotations
 
 import getpass
-import mmap
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.report.page import Run
-from gpt2small_hf.runs import UsageError, read_jsonl
-
-SECRETS = {
-    "a Hugging Face token": rb"hf_[A-Za-z0-9]{30,}",
-    "an organisation's Hugging Face token": rb"api_org_[A-Za-z0-9]{30,}",
-    "a GitHub token": rb"(?:gh[pousr]_[A-Za-z0-9]{36}|github_pat_[A-Za-z0-9_]{60,})",
-    # Capitals and a digit in one piece, or 32 hexadecimal digits: `risk-assessment-of-…` and `task-<commit>` are none.
-    "an API key": rb"sk-(?:(?:[A-Za-z0-9]{1,24}[_-]){0,6}(?=[A-Za-z]*[0-9])(?=[a-z0-9]*[A-Z])[A-Za-z0-9]{16,}"
-    rb"|(?<![A-Za-z0-9]sk-)[0-9a-f]{32}(?![0-9A-Za-z]))",
-    "a Google API key": rb"AIza[A-Za-z0-9_-]{35}",
-    "a GitLab token": rb"glpat-[A-Za-z0-9_-]{20,}",
-    "an AWS access key": rb"(?:AKIA|ASIA)[0-9A-Z]{16}(?![0-9A-Za-z])",
-    "a Slack token": rb"xox[abprs]-[0-9]{8,}-[A-Za-z0-9-]{10,}",
-    "a private key": rb"-----BEGIN (?:[A-Z]+ )?PRIVATE KEY(?: BLOCK)?-----",
-}
-
-LEAST_TOKEN = 8
-"""Letters: a shorter one is none, and may stand anywhere."""
-
+from gpt2small_hf.runs import read_jsonl
 
 # ---- what is taken out -----------------------------------------------------------------------------------------------
 
@@ -129,36 +110,3 @@ def without_prompts(told: dict[str, Any], prompts: Collection[str]) -> dict[str,
     if "completions" in told:
         told["completions"] = [one for one in told["completions"] if one["prompt"] not in prompts]
     return told
-
-
-def check_secrets(folder: Path, token: str | None = None) -> None:
-    """Raise: UsageError that names file and kind, never the secret, if a staged file holds one."""
-    patterns = dict(SECRETS)
-    if token and len(token) >= LEAST_TOKEN:
-        patterns = {"the Hugging Face token in use": re.escape(token.encode())} | patterns
-    # The card last: what is in it is from the other files.
-    for path in sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == "README.md", p)):
-        for what, at in _secrets(path, patterns):
-            raise UsageError(
-                f"{path.relative_to(folder)} holds what looks like {what} ({at}). Take it out of the file that it was "
-                "staged from, revoke it where it was made, and push again."
-            )
-
-
-def check_words(words: str) -> None:
-    """Raise: UsageError if what is to be published as a title holds a secret."""
-    for what, pattern in SECRETS.items():
-        if re.search(pattern, words.encode()):
-            raise UsageError(f"--message holds what looks like {what}. Write another, and revoke it where it was made.")
-
-
-def _secrets(path: Path, patterns: dict[str, bytes]) -> Iterator[tuple[str, str]]:
-    if not path.stat().st_size:
-        return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for what, pattern in patterns.items():
-            # mmap is read as bytes: hundreds of megabytes of weights need no memory.
-            if (match := re.search(pattern, content)) is not None:  # pyright: ignore[reportCallIssue, reportArgumentType]
-                before = content[: match.start()]
-                line = before.count(b"\n") + 1
-                yield what, f"byte {match.start():,}" if b"\0" in before else f"line {line}"

@@ -78,7 +78,8 @@ def publish(args: Namespace) -> dict[str, Any]:
     """
     from gpt2small_hf.runs import UsageError, writing_alone
     from upload.facts import MOST_SAMPLES, held_out_answers, plural, worse
-    from upload.privacy import chat_questions, check_words
+    from upload.privacy import chat_questions
+    from upload.secret_scan import check_words
     from upload.source import find
 
     check_words(args.message or "")
@@ -245,7 +246,7 @@ def prepare(args: Namespace, one: Plan) -> None:
     from upload import card, stage
     from upload.facts import copyright_of
     from upload.license import write_license
-    from upload.privacy import check_secrets
+    from upload.secret_scan import check_secrets
 
     native, known = one.publication.native, stage.read_record(one.folder)
     with whole(one.folder) as folder:
@@ -270,7 +271,8 @@ def prepare(args: Namespace, one: Plan) -> None:
         stage.let_others_read(folder)
         one.files = stage.files_of(folder)
         card.gate(text, set(one.files))
-        check_secrets(folder, get_token())
+        answers = [one.source.place.answers] if args.publish_chat_questions else []
+        check_secrets(folder, get_token(), quoted=[one.source.place.samples, *answers])
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
         stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
     page = stage.page_of(one.folder)

@@ -1,0 +1,211 @@
+"""A staged folder → a refusal if it has a secret: in a text, in what JSON, PNG and safetensors encode, or in weights.
+
+Two sets of rules in one engine: ours (`secrets.yml`), and those of Kingfisher (kingfisher-secret-scanner, by MongoDB,
+Apache-2.0), which knows several hundred services. It is released every few weeks, runs in this process and asks no
+network; detect-secrets had its last release in May 2024 and knows about 20. Both sets look for forms, none for
+entropy alone, which would take hashes for keys.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+import zlib
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from functools import cache
+from html import unescape
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2small_hf.runs import UsageError
+
+if TYPE_CHECKING:
+    from kingfisher_sdk import Scanner
+
+RULES = Path(__file__).with_name("secrets.yml")
+BINARY = {".safetensors", ".png"}
+SHORTEST_TOKEN = 8
+"""Characters: a shorter one is not a token, and may be part of any text."""
+APART = "\n" * 4
+"""Between two strings that are scanned as one text: more than any rule skips."""
+REPLACED = "betterleaks.generic-credential-uri"
+"""A rule of Kingfisher that takes `https://user:password@host` of a manual for a secret; ours does not."""
+MOST_TEXT = 2**22
+"""Bytes of a compressed text that are read."""
+
+Found = tuple[str, str]
+"""What it looks like, and where."""
+
+
+def check_secrets(folder: Path, token: str | None = None, quoted: Collection[Path] = ()) -> None:
+    """Refuse a staged folder with a secret in it.
+
+    Args:
+        folder: what is published.
+        token: the token in use, which is looked for whatever its form.
+        quoted: files elsewhere of which the card shows parts, cut to length.
+
+    Raises: UsageError that names file, kind and place, never the secret.
+    """
+    token = token if token and len(token) >= SHORTEST_TOKEN else None
+    # The card last: what is in it is from the other files.
+    staged = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == "README.md", p))
+    for path in [*staged, *(path for path in quoted if path.is_file())]:
+        if (found := secret_in(path, token)) is not None:
+            what, where = found
+            name = path.relative_to(folder) if path.is_relative_to(folder) else path
+            raise UsageError(
+                f"{name} holds what looks like {what} ({where}). Take it out of the file that it was staged from, "
+                "revoke it where it was made, and push again."
+            )
+
+
+def check_words(words: str) -> None:
+    """Raise: UsageError if what is to be published as a title has a secret."""
+    if (found := _scan(words.encode())) is not None:
+        raise UsageError(f"--message holds what looks like {found[0]}. Write another, and revoke it where it was made.")
+
+
+def is_secret(text: str) -> bool:
+    """Whether a text has a secret of a form that `secrets.yml` describes."""
+    return bool(_ours().scan(text))
+
+
+def secret_in(path: Path, token: str | None = None) -> Found | None:
+    """Find the first secret in a file, as it is or as it is read; None if there is none."""
+    if not path.stat().st_size:
+        return None
+    at = "byte" if path.suffix in BINARY else "line"
+    if token is not None and (start := _find(path, token.encode())) is not None:
+        line = path.read_bytes()[:start].count(b"\n") + 1 if at == "line" else 0
+        return "the Hugging Face token in use", f"byte {start:,}" if at == "byte" else f"line {line:,}"
+    if at == "byte":  # hundreds of megabytes of weights are not read into memory
+        found = next(((what, place["start_offset"]) for what, place in _findings(_ours().scan_file(path))), None)
+    else:
+        found = _scan(path.read_bytes())
+    if found is not None:
+        return found[0], f"{at} {found[1]:,}"
+    return _scan_texts([*texts(path)], token)
+
+
+def _find(path: Path, wanted: bytes) -> int | None:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        start = content.find(wanted)
+    return None if start < 0 else start
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _ours() -> Scanner:
+    from kingfisher_sdk import Rules, Scanner
+
+    return Scanner(Rules([RULES], builtins=False, cache=False), base64=False)
+
+
+@cache
+def _theirs() -> Scanner:
+    from kingfisher_sdk import Rules, Scanner
+
+    return Scanner(Rules())
+
+
+def _findings(findings: list[Any]) -> Iterator[tuple[str, dict[str, int]]]:
+    """What each looks like, and its place. Parts of a pair that are no secret by themselves are left out."""
+    for one in findings:
+        if one.visible and one.rule_id != REPLACED:
+            known = one.rule_id.startswith("ours.")
+            yield one.rule_name if known else f"a secret ({re.split('[./]', one.rule_id)[-1]})", one.location
+
+
+def _scan(text: bytes) -> tuple[str, int] | None:
+    """Find the first secret in a text: what it looks like, and its line."""
+    # Kingfisher's rules want a quote or space after most tokens, which Markdown and sentences do not give them.
+    bare = re.sub(rb"[^\w\s./+=:@%&?~#\"'`-]", b" ", text)
+    for scanner, content in ((_ours(), text), (_theirs(), text), (_theirs(), bare)):
+        for what, place in _findings(scanner.scan(content)):
+            return what, place["line"]
+    return None
+
+
+def _scan_texts(found: list[tuple[str, str]], token: str | None) -> Found | None:
+    """Find the first secret in texts with names."""
+    for where, text in found:
+        if token is not None and token in text:
+            return "the Hugging Face token in use", where
+    lines = [text.count("\n") + len(APART) for _, text in found]
+    hit = _scan(APART.join(text for _, text in found).encode(errors="replace"))
+    return hit and (hit[0], found[bisect_right([*accumulate(lines)], hit[1] - 1)][0])
+
+
+# ---- what files encode ----------------------------------------------------------------------------------------------
+
+
+def texts(path: Path) -> Iterator[tuple[str, str]]:
+    """What a reader of a file gets that its bytes do not show: where it is, and the text."""
+    if path.suffix == ".png":
+        yield from _of_png(path.read_bytes())
+    elif path.suffix == ".safetensors":
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            yield from _of_json(file.read(min(length, path.stat().st_size)), "header")
+    elif path.suffix == ".json":
+        yield from _of_json(path.read_bytes())
+    elif path.suffix == ".jsonl":
+        for i, line in enumerate(path.read_bytes().splitlines(), start=1):
+            yield from _of_json(line, f"line {i}")
+    elif path.suffix == ".md":
+        for i, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), start=1):
+            plain = unescape(re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", line))
+            yield f"line {i}", plain.replace("⏎", "\n")  # as `tables.one_line` shows the end of a line
+
+
+def _of_json(content: bytes, where: str = "") -> Iterator[tuple[str, str]]:
+    try:
+        yield from _strings(json.loads(content), where)
+    except (ValueError, RecursionError):  # not JSON: its bytes were scanned
+        return
+
+
+def _strings(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    """All strings in a value, names included; what has a name has it before it: `password=…`."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            here = f"{where}.{name}" if where else name
+            if isinstance(item, str):
+                yield here, f"{name}={item}"
+            else:
+                yield here, name
+                yield from _strings(item, here)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _strings(item, f"{where}[{i}]")
+    elif isinstance(value, str):
+        yield where, value
+
+
+def _of_png(content: bytes) -> Iterator[tuple[str, str]]:
+    """The text chunks of a picture, compressed ones too."""
+    at = 8
+    while at + 8 <= len(content):
+        length, kind = int.from_bytes(content[at : at + 4], "big"), content[at + 4 : at + 8]
+        name, _, text = content[at + 8 : at + 8 + length].partition(b"\0")
+        at += 12 + length
+        compressed = kind == b"zTXt"
+        if kind == b"zTXt":
+            text = text[1:]
+        elif kind == b"iTXt":
+            compressed = text[:1] == b"\1"
+            text = text[2:].split(b"\0", 2)[-1]  # after method, language and translated name
+        elif kind != b"tEXt":
+            continue
+        if compressed:
+            try:
+                text = zlib.decompressobj().decompress(text, MOST_TEXT)
+            except zlib.error:
+                continue
+        yield f"text chunk {name.decode('latin-1')}", text.decode(errors="replace")
