@@ -422,6 +422,17 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def checkpoints_in(folder: Path) -> list[Path]:
+    """All checkpoints of a folder, newest first."""
+    found = (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal())
+    return sorted(found, key=number_of, reverse=True)
+
+
+def number_of(checkpoint: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(checkpoint.name.removeprefix("checkpoint-"))
+
+
 def give_usual_permissions(folder: Path) -> None:
     """Give the weights in a model folder the mode of other new files: safetensors lets only the owner read them.
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Run, as_markdown, facts
+from gpt2small_hf.report.page import Run, as_markdown, facts, status
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
@@ -37,7 +37,7 @@ from upload.facts import (
     worse,
 )
 from upload.license import License, write_license
-from upload.source import Source, find
+from upload.source import Source, find, of_checkpoint
 from upload.stage import files_of, stage, stage_native
 
 
@@ -803,6 +803,45 @@ def test_card_and_report_state_what_was_held_out(kind, documents, said, tiny_run
     name = card.metadata["model-index"][0]["results"][0]["dataset"]["name"]
     assert name == ("other.txt" if kind == "files" else "held-out part of corpus.jsonl")
     assert ["held out", said] in facts(Run(run))
+
+
+def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "kept")
+    assert {"step": 20, "last_step": 20}.items() <= read_json(run.heldout).items()
+    at_end, rows = card_of(run.root), read_jsonl(run.metrics)
+    losses, epochs = ({row["step"]: row[name] for row in rows if name in row} for name in ("loss", "epoch"))
+    kept = "The weights are those of step 10, the best checkpoint; training ended at step 20."
+    assert at_end.table("optimizer")["steps"] == ["20"]
+    assert f"The last logged training loss was {losses[20]:.3f}. " in at_end.prose
+    assert f" to train on, in {epochs[20]:.3g} passes. " in at_end.prose
+    assert kept not in at_end.prose + status(Run(run))
+    write_json(run.heldout, {**read_json(run.heldout), "step": 10})
+    card = card_of(run.root)
+    assert kept in card.prose
+    assert kept in status(Run(run))
+    assert card.table("optimizer")["steps"] == ["20; the weights are those of step 10"]
+    assert card.table("hardware")["counted"] == ["the whole training, to step 20"]
+    assert f"loss was {losses[20]:.3f} at the end of training, and {losses[10]:.3f} up to step 10." in card.prose
+    assert f", in {epochs[20]:.3g} passes, {epochs[10]:.3g} of them up to the kept step. " in card.prose
+    assert card.table("begun")["weights"] == ["of step 10"]
+
+
+def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_run.root, "runs/short")
+    run = RunFolder(Path("runs/short"))
+    run.heldout.unlink()
+    write_jsonl(run.metrics, [row for row in read_jsonl(run.metrics) if row["step"] <= 15])
+    state, guard = (run.checkpoints / "checkpoint-20" / name for name in ("trainer_state.json", "guard_0.json"))
+    write_json(state, {**read_json(state), "num_input_tokens_seen": 1920})
+    write_json(guard, {**read_json(guard), "tokens": 640})
+    card = card_of(of_checkpoint(run.checkpoints / "checkpoint-20", run))
+    assert card.table("optimizer")["steps"] == ["20"]
+    assert " trained from scratch on 2,560 tokens" in card.prose
+    assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
+    shutil.rmtree(run.checkpoints / "checkpoint-20")
+    assert card_of(of_checkpoint(run.checkpoints / "checkpoint-10", run)).table("optimizer")["steps"] == ["10 of 20"]
 
 
 # ---- time -------------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from safetensors import safe_open
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Ladder, Run, held_out, ladders, prompts_line
+from gpt2small_hf.report.page import Ladder, Run, held_out, ladders, logged_tokens, prompts_line, tokens_of
 from gpt2small_hf.report.sweep import SweepFolder, six
-from gpt2small_hf.report.tables import markdown_table, new_text, one_line, overlap_line, worse_line
+from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
@@ -136,7 +136,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "answers": _answers(source) if publication.questions else None,
         "ladder": _ladder(source, prompts),
         "data": _data(run, publication.private),
-        "training": _training(run) if run else None,
+        "training": _training(source) if run else None,
         "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
         "command": scrubbed(run.resolved["made_by"]["command"]) if run else None,
         "provenance": _provenance(source),
@@ -289,21 +289,34 @@ def trained(source: Source) -> dict[str, Any]:
     run = source.run
     assert run is not None
     rows = _rows_until(source)
-    tokens = next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
+    tokens = logged_tokens(rows)
     if source.is_checkpoint:  # it may lie between two lines of the log
-        logged = read_json(source.model / "trainer_state.json")["num_input_tokens_seen"]
-        unlogged = sum(read_json(path).get("tokens", 0) for path in source.model.glob("guard_*.json"))
-        tokens = max(tokens or 0, logged + unlogged) or None  # earlier versions counted none
+        tokens = max(tokens or 0, tokens_of(source.model)) or None  # earlier versions counted none
     return {
         "name": run.name,
-        "steps": max((row["step"] for row in rows), default=0),
+        "steps": source.step if source.is_checkpoint else run.step,
+        "kept": _kept(source),
         "tokens": tokens,
         "about": None if tokens is None else about(tokens),
-        "epochs": next((row["epoch"] for row in reversed(rows) if "epoch" in row), None),
+        "epochs": _last(rows, "epoch"),
         "chats": run.resolved["data"]["train"]["conversations"] if run.chats else None,
-        "train_loss": next((row["loss"] for row in reversed(rows) if "loss" in row), None),
+        "train_loss": _last(rows, "loss"),
         "date": run.resolved["made_by"]["date"][:10],
     }
+
+
+def _kept(source: Source) -> dict[str, Any] | None:
+    """Of a finished run that kept an earlier step than its last: what is known of that step; else None."""
+    run = source.run
+    assert run is not None
+    if source.is_checkpoint or (line := kept_line(source.step, run.step)) is None:
+        return None
+    rows = [row for row in run.metrics if row["step"] <= (source.step or 0)]
+    return {"line": line, "step": source.step, "epochs": _last(rows, "epoch"), "train_loss": _last(rows, "loss")}
+
+
+def _last(rows: list[dict[str, Any]], name: str) -> float | None:
+    return next((row[name] for row in reversed(rows) if name in row), None)
 
 
 def _measured(run: Run) -> dict[str, Any] | None:
@@ -455,8 +468,20 @@ def _origin(origin: dict[str, Any], private: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _training(run: Run) -> dict[str, Any]:
+def _steps(source: Source) -> str:
+    """Say how many optimizer steps there were, and of which the weights are if not of the last."""
+    run = source.run
+    assert run is not None
+    planned = run.step if run.heldout is not None else run.resolved["trainer"]["max_steps"]
+    if source.is_checkpoint and source.step != planned:
+        return f"{source.step:,}" + (f" of {planned:,}" if planned > 0 else "")
+    return f"{run.step:,}" + ("" if source.step == run.step else f"; the weights are those of step {source.step:,}")
+
+
+def _training(source: Source) -> dict[str, Any]:
     """The hyper-parameters, as a table."""
+    run = source.run
+    assert run is not None
     t, r, model = run.resolved["trainer"], run.resolved["run"], run.resolved["model"]
     rows = run.resolved.get("rows_per_step")
     per_row = _row_length(run)
@@ -485,7 +510,7 @@ def _training(run: Run) -> dict[str, Any]:
                 else f"{rows:,} ({t['per_device_train_batch_size']:,} a device x "
                 f"{t['gradient_accumulation_steps']:,} accumulated x {devices})",
                 "tokens a step": None if rows is None else f"{about_tokens}{round(rows * per_row):,}",
-                "steps": f"{run.step:,}",
+                "steps": _steps(source),
                 "learning rate": f"{t['learning_rate']:.1e} at its peak, {schedule}"
                 + (f" ({said(given)})" if given else ""),
                 "warm-up": f"{100 * warmup:g}% of the steps" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
@@ -533,6 +558,7 @@ def _compute(source: Source, flops: int) -> str | None:
     speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
     return _table(
         {
+            "counted": f"the whole training, to step {run.step:,}" if _kept(source) else None,
             "hardware": hardware,
             "time in training steps": _duration(seconds),
             "device hours": f"{n * seconds / 3600:.1f}" if gpu and seconds else None,

@@ -138,6 +138,8 @@ def _of_run(folder: RunFolder) -> Source:
 
 def _kept_step(run: Run) -> int:
     """The step whose weights a finished run kept: its last, or its best one."""
+    if run.heldout is not None and "step" in run.heldout:  # earlier versions did not record it
+        return run.heldout["step"]
     if not run.resolved["trainer"].get("load_best_model_at_end"):
         return run.step
     newest = next(whole_checkpoints(run.folder), None)

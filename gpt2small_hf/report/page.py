@@ -23,13 +23,14 @@ from gpt2small_hf.report.tables import (
     console_table,
     escaped,
     heldout_rows,
+    kept_line,
     markdown_table,
     number,
     one_line,
     overlap_line,
     worse_line,
 )
-from gpt2small_hf.runs import RunFolder, check_run, read_json, read_jsonl, whole
+from gpt2small_hf.runs import RunFolder, check_run, checkpoints_in, number_of, read_json, read_jsonl, whole
 
 MOST_RUNGS = 8
 """Of a ladder."""
@@ -69,7 +70,9 @@ class Run:
         self.metrics = _lines(folder.metrics)
         self.train = [row for row in self.metrics if "loss" in row]
         self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
-        self.step: int = max((row["step"] for row in self.metrics), default=0)
+        self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
+        self.newest = next(iter(checkpoints_in(folder.checkpoints)), None)
+        self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
         # Runs that saved no samples on the way have at least those of the finished model.
         self.samples = _lines(folder.samples) or [
             {"step": self.step, **completion}
@@ -78,10 +81,11 @@ class Run:
 
     @property
     def tokens(self) -> int | None:
-        """Training tokens seen so far, if they were logged."""
-        return next(
-            (row["num_input_tokens_seen"] for row in reversed(self.metrics) if "num_input_tokens_seen" in row), None
-        )
+        """Training tokens seen so far, if they were counted."""
+        logged = logged_tokens(self.metrics)
+        if self.newest is None or number_of(self.newest) <= self.logged_step:
+            return logged
+        return max(logged or 0, tokens_of(self.newest)) or None
 
     def usual(self, name: str) -> float | None:
         """The median of what was logged under a name, if anything was."""
@@ -124,6 +128,17 @@ class Run:
         return (self.resolved["data"]["fingerprint"], *self.heldout["rows"].values())
 
 
+def logged_tokens(rows: Rows) -> int | None:
+    """Return the training tokens up to the last of some lines of the log; None if none has them."""
+    return next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
+
+
+def tokens_of(checkpoint: Path) -> int:
+    """Return the training tokens up to a checkpoint, logged or not; 0 if an earlier version did not count them."""
+    logged = read_json(checkpoint / "trainer_state.json")["num_input_tokens_seen"]
+    return logged + sum(read_json(path).get("tokens", 0) for path in checkpoint.glob("guard_*.json"))
+
+
 def _lines(path: Path) -> Rows:
     return read_jsonl(path) if path.is_file() else []
 
@@ -135,11 +150,15 @@ def status(run: Run) -> str:
     """How far the run is, as a sentence."""
     seen = "" if run.tokens is None else f", {run.tokens:,} tokens"
     if run.heldout is not None:
-        return f"Finished: {run.step:,} steps{seen}."
+        kept = kept_line(run.heldout.get("step"), run.heldout.get("last_step", run.step))  # if they were recorded
+        return f"Finished: {run.step:,} steps{seen}." + (f" {kept}" if kept else "")
     wanted = run.resolved["trainer"]["max_steps"]
     of = f" of {wanted:,}" if wanted > 0 else ""
-    so_far = f"the log ends at step {run.step:,}{of}{seen}" if run.metrics else "no step was logged"
-    on = " If it no longer runs, its command goes on." if _newest(run) else ""
+    so_far = f"the log ends at step {run.logged_step:,}{of}" if run.metrics else "no step was logged"
+    if run.step > run.logged_step:
+        so_far += f", the newest checkpoint is of step {run.step:,}"
+    so_far += seen
+    on = " If it no longer runs, its command goes on." if run.newest else ""
     return f"Not finished: {so_far}.{on}"
 
 
@@ -386,14 +405,8 @@ def as_text(run: Run) -> str:
 
 def next_command(run: Run) -> str:
     """A line that goes on from here: let the model write, or look again."""
-    model = run.folder.model if run.folder.model.is_dir() else _newest(run)
+    model = run.folder.model if run.folder.model.is_dir() else run.newest
     if model is None:
         return f"python -m gpt2small_hf report {shlex.quote(str(run.folder.root))}"
     question = [run.resolved["run"]["prompts"][0]] if run.chats else []
     return shlex.join(["python", "examples/use_from_hub.py", str(model), *question])
-
-
-def _newest(run: Run) -> Path | None:
-    """The last checkpoint, if there is one."""
-    found = [path for path in run.folder.checkpoints.glob("checkpoint-*") if path.name[11:].isdigit()]
-    return max(found, key=lambda path: int(path.name[11:]), default=None)

@@ -106,6 +106,13 @@ def overlap_line(heldout: dict[str, Any]) -> str | None:
     )
 
 
+def kept_line(step: int | None, last_step: int) -> str | None:
+    """State that the weights are of an earlier step than the last; None if they are not, or if it is not known."""
+    if step is None or step == last_step:
+        return None
+    return f"The weights are those of step {step:,}, the best checkpoint; training ended at step {last_step:,}."
+
+
 def perplexity(value: float | None) -> str:
     """A perplexity up to a million, above which its digits tell nothing; None is one too large for a number."""
     return ">1,000,000" if value is None or value > 1e6 else f"{value:,.1f}"

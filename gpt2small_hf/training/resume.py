@@ -23,6 +23,7 @@ from gpt2small_hf.runs import (
     UsageError,
     check_run,
     check_writable,
+    checkpoints_in,
     git_commit,
     is_leftover,
     read_json,
@@ -80,17 +81,6 @@ BRANCHES_CHANGE = {
 
 
 # ---- checkpoints -------------------------------------------------------------------------------------------------
-
-
-def checkpoints_in(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first."""
-    found = (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal())
-    return sorted(found, key=number_of, reverse=True)
-
-
-def number_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
-    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def whole_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:

@@ -47,6 +47,7 @@ from gpt2small_hf.report.tables import (
     answers_line,
     console_table,
     heldout_rows,
+    kept_line,
     overlap_line,
     worse_line,
 )
@@ -59,6 +60,7 @@ from gpt2small_hf.runs import (
     give_usual_permissions,
     locked,
     made_by,
+    number_of,
     read_json,
     read_jsonl,
     remove,
@@ -96,7 +98,6 @@ from gpt2small_hf.training.resume import (
     begin_branch,
     check_folder,
     is_scheduled,
-    number_of,
     settings_to_resume,
     steps_of_branch,
     where_to_begin,
@@ -305,7 +306,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
     if first:
         try:
-            finish_folder(args, run, material, merged(model, run))
+            finish_folder(args, run, material, merged(model, run), kept_step(trainer), trainer.state.global_step)
         except Exception as error:
             if not disk_is_full(error):
                 raise
@@ -354,6 +355,12 @@ def learn(
     if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
         instead = "the last model" if kept is None else Path(kept).name
         say(f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept.")
+
+
+def kept_step(trainer: LanguageModelTrainer) -> int:
+    """Return the step of the weights that a finished training has: its last, or that of the best checkpoint."""
+    best = trainer.state.best_model_checkpoint
+    return number_of(Path(best)) if trainer.args.load_best_model_at_end and best else trainer.state.global_step
 
 
 def out_of_memory(error: BaseException) -> str:
@@ -526,8 +533,18 @@ def contents(run: RunFolder) -> list[Path]:
 # ---- after the last step -----------------------------------------------------------------------------------------
 
 
-def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GPT2SmallForCausalLM) -> None:
+def finish_folder(
+    args: Arguments, run: RunFolder, material: Material, model: GPT2SmallForCausalLM, step: int, last_step: int
+) -> None:
     """Write the model, measure it, let it speak, and draw the charts. `heldout.json` ends the run.
+
+    Args:
+        args: the run's settings.
+        run: the folder.
+        material: data and tokenizer.
+        model: the trained model, without adapters.
+        step: the step of its weights.
+        last_step: the step that training ended at.
 
     Raises: RunStoppedError if the model's loss is not finite.
     """
@@ -569,6 +586,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         ended = sum(answer["ended"] for answer in answers)
         measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
         write_jsonl(run.answers, answers)
+    measured |= {"step": step, "last_step": last_step}
     completions = complete(model, tokenizer, args.run.prompts or [], chat=isinstance(rows, ChatDataset))
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
     write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
@@ -582,7 +600,7 @@ def finish_folder(args: Arguments, run: RunFolder, material: Material, model: GP
         else:
             print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
     print(f"\n{console_table(*heldout_rows(read_json(run.heldout))) if heldout else NOTHING_HELD_OUT}\n")
-    for said in filter(None, (overlap_line(measured), answers_line(measured))):
+    for said in filter(None, (kept_line(step, last_step), overlap_line(measured), answers_line(measured))):
         print(f"{said}\n")
     if worse := worse_line(measured):
         print(f"warning: {worse}\n")

@@ -28,8 +28,10 @@ from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.runs import (
     RunStoppedError,
     UsageError,
+    checkpoints_in,
     disk_is_full,
     give_usual_permissions,
+    number_of,
     read_json,
     sync,
     write_json,
@@ -38,7 +40,7 @@ from gpt2small_hf.training.arguments import MUON
 from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.guard import Guard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw
-from gpt2small_hf.training.resume import checkpoints_in, find_best, is_scheduled, number_of, write_manifest
+from gpt2small_hf.training.resume import find_best, is_scheduled, write_manifest
 from gpt2small_hf.training.schedules import Schedule, rates
 
 N_TOKENS = "n_tokens"

@@ -36,9 +36,8 @@ from conftest import chat_words, chats, run_train, tiny_words
 from transformers import Trainer
 
 from gpt2small_hf.report.tables import console_table
-from gpt2small_hf.runs import RunFolder, open_door, read_json, read_jsonl, sha256
+from gpt2small_hf.runs import RunFolder, checkpoints_in, open_door, read_json, read_jsonl, sha256
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.resume import checkpoints_in
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 # Of a corpus of 36 rows of training: an epoch has 9 steps of 32 rows, and of 16 rows 18.
