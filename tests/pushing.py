@@ -41,8 +41,9 @@ WAITING = """
 import gc, json, os, runpy, sys
 push = sys.argv[1]
 sys.path.insert(0, os.path.dirname(os.path.dirname(push)))
-import upload.card, upload.hub, upload.source, upload.stage, upload.verify
+import upload.card, upload.client, upload.hub, upload.source, upload.stage, upload.verify
 from transformers import AutoModelForCausalLM, AutoTokenizer
+upload.client.WAITS = (0.01,) * 4
 gc.freeze()  # or collecting garbage would copy all of it in each command
 print("waiting", flush=True)
 for line in sys.stdin:

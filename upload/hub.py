@@ -1,16 +1,16 @@
 """A staged folder → one commit on the Hub, or nothing. Also what must be known of the repository before.
 
-What a client of the Hub does not do by itself: a commit is retried when the Hub stumbles, and found again when it
-landed but the answer was lost; it is refused when somebody else has committed meanwhile.
+`client.Client` repeats all other calls. A commit is repeated here: when its answer is lost, the Hub is first asked
+whether it was made. It is refused when somebody else has committed meanwhile.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import httpx2
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, Discussion, HfApi, constants
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, Discussion, HfApi, ModelInfo, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -34,26 +34,23 @@ from huggingface_hub.utils import (
     disable_progress_bars,
     get_session,
     hf_raise_for_status,
-    http_backoff,
 )
 
-from gpt2small_hf.runs import DoorError, UsageError, read_json, sha256
+from gpt2small_hf.runs import DoorError, UsageError, sha256
 from upload.arguments import AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
+from upload.client import TRANSIENT, Retries, call_name, connect, is_commit, said, silence
 from upload.license import APACHE
 from upload.stage import Files, is_loaded, is_of_model, is_ours, is_weights
 
 MAIN = "main"
-WAITS = (1, 2, 4, 8)
-"""Seconds before a commit is tried again. Uploads the client retries by itself."""
-TRANSIENT = {408, 429, 500, 502, 503, 504}
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 """Of a repository: what transformers may load, whoever put it there."""
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading an answer raises that is JSON of another form than the Hub's, or not JSON."""
 OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 """Model types that a push publishes, or published under another name."""
-MOST_WAIT = 60
-"""Seconds, whatever Retry-After says."""
 
 
 class UploadError(DoorError):
@@ -114,9 +111,11 @@ class Hub:
         """
         if not sys.stderr.isatty():
             disable_progress_bars()
+        connect()
         self.token = token_in_use()
         self.api = HfApi(token=self.token, library_name="gpt2small_hf")
         self._headers = build_hf_headers(token=self.token, library_name="gpt2small_hf")
+        self._contents: dict[tuple[str, str | None, str], bytes] = {}
         with answers("asking whose the token is"):
             try:
                 account = self.api.whoami()
@@ -127,9 +126,9 @@ class Hub:
                         f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
                     ) from None
                 raise
-        self.user: str = account["name"]
-        self.organisations = [found["name"] for found in account.get("orgs", [])]
-        self.role = account.get("auth", {}).get("accessToken", {}).get("role")
+            self.user: str = account["name"]
+            self.organisations = [found["name"] for found in account.get("orgs", [])]
+            self.role = account.get("auth", {}).get("accessToken", {}).get("role")
 
     # ---- before the push -------------------------------------------------------------------------------------------
 
@@ -146,7 +145,7 @@ class Hub:
         """
         with answers(f"looking at {repo_id}"):
             try:
-                info = self.api.repo_info(repo_id)
+                info = self.api.model_info(repo_id)
             except RepositoryNotFoundError:
                 self._check_may_create(repo_id)
                 return Remote(repo_id, revision, exists=False)
@@ -159,7 +158,6 @@ class Hub:
             if pull is not None:
                 revision, is_there = f"refs/pr/{pull.num}", True
                 head = self.api.repo_info(repo_id, revision=revision).sha
-            tree = self.api.list_repo_tree(repo_id, recursive=True, revision=head)
             return Remote(
                 repo_id,
                 revision,
@@ -168,10 +166,18 @@ class Hub:
                 head=head,
                 branch_exists=is_there,
                 pull_request=None if pull is None else pull.url,
-                files={file.path: file for file in tree if isinstance(file, RepoFile)},
+                files=self._files(repo_id, head, info),
                 branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
             )
+
+    def _files(self, repo_id: str, commit: str | None, info: ModelInfo | None = None) -> dict[str, RepoFile]:
+        """Files of a commit. Raises: ValueError if there are none, while `info` of the same commit has some."""
+        tree = self.api.list_repo_tree(repo_id, recursive=True, revision=commit)
+        files = {file.path: file for file in tree if isinstance(file, RepoFile)}
+        if not files and info is not None and info.sha == commit and info.siblings:
+            raise ValueError(f"{len(info.siblings)} files in the repository, and none in its tree")
+        return files
 
     def _open_pull_request(self, repo_id: str, title: str | None) -> Discussion | None:
         """The newest open pull request of this user with this title."""
@@ -265,35 +271,31 @@ class Hub:
             return False
         assert remote.head is not None
         if remote.tags.get(remote.former_tag) != remote.head:
-            with self._writing(f"tagging {remote.repo_id}", remote.repo_id):
-                self.api.create_tag(remote.repo_id, tag=remote.former_tag, revision=remote.head, exist_ok=True)
+            self._set_tag(remote.repo_id, remote.former_tag, remote.head)
             remote.tags[remote.former_tag] = remote.head
         return True
 
     def _json(self, remote: Remote, name: str) -> dict[str, Any]:
         try:
-            found = read_json(self._download(remote, name))
-        except UsageError:
+            found = json.loads(self._read(remote, name))
+        except ValueError:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _download(self, remote: Remote, name: str) -> Path:
-        with answers(f"reading {name} of {remote.repo_id}"), _quiet():
-            place = Path(self._cache.name)
-            return Path(self.api.hf_hub_download(remote.repo_id, name, revision=remote.head, cache_dir=place))
-
-    @property
-    def _cache(self) -> tempfile.TemporaryDirectory[str]:
-        # Of its own: what is looked at here is no part of the reader's cache.
-        if not hasattr(self, "_folder"):
-            self._folder = tempfile.TemporaryDirectory(prefix="gpt2small-hub-")
-        return self._folder
+    def _read(self, remote: Remote, name: str) -> bytes:
+        key = (remote.repo_id, remote.head, name)
+        if key not in self._contents:
+            # A cache of its own: the user's should not keep these files.
+            with answers(f"reading {name} of {remote.repo_id}"), _quiet(), tempfile.TemporaryDirectory() as cache:
+                path = self.api.hf_hub_download(remote.repo_id, name, revision=remote.head, cache_dir=cache)
+                self._contents[key] = Path(path).read_bytes()
+        return self._contents[key]
 
     def _card(self, remote: Remote) -> str:
         """README.md of a repository, empty if there is none."""
         if "README.md" not in remote.files:
             return ""
-        return self._download(remote, "README.md").read_text(encoding="utf-8", errors="replace")
+        return self._read(remote, "README.md").decode(errors="replace")
 
     def check_card(self, remote: Remote, staged: Path, license: str | None, *, replace: bool) -> None:
         """Raise: UsageError if README.md or LICENSE on the Hub was written or edited by hand, and would be lost."""
@@ -301,7 +303,7 @@ class Hub:
             return
         there, ours = remote.files.get("LICENSE"), staged / "LICENSE"
         if there and ours.is_file() and not is_same(there, ours):
-            text = self._download(remote, "LICENSE").read_text(encoding="utf-8", errors="replace")
+            text = self._read(remote, "LICENSE").decode(errors="replace")
             if _terms(text) != _terms(ours.read_text(encoding="utf-8")):
                 raise UsageError(
                     f"{remote.repo_id} has a LICENSE of its own. Name that one with --license, or add "
@@ -338,8 +340,7 @@ class Hub:
         if commit is None:
             return
         with answers(f"looking at tag {tag} of {remote.repo_id}"):
-            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=commit)
-            there = {file.path: file for file in tree if isinstance(file, RepoFile)}
+            there = self._files(remote.repo_id, commit)
         ours = [path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()]
         loaded = [name for name in ours if is_loaded(name)]
         if not all(is_same(there.get(name), staged / name) for name in loaded):
@@ -371,23 +372,19 @@ class Hub:
             files.append({"path": name, "size": (staged / name).stat().st_size, "sample": sample})
         revision = quote(remote.revision if remote.branch_exists else MAIN, safe="")
         with self._writing(f"asking which files {remote.repo_id} takes", remote.repo_id, create_pr=create_pr):
-            response = http_backoff(
-                "POST",
+            response = get_session().post(
                 f"{constants.ENDPOINT}/api/models/{remote.repo_id}/preupload/{revision}",
                 json={"files": files},
                 headers=self._headers,
                 params={"create_pr": "1"} if create_pr and remote.pull_request is None else None,
             )
             hf_raise_for_status(response)
-        try:
             ignored = sorted(file["path"] for file in response.json()["files"] if file.get("shouldIgnore"))
-        except (ValueError, KeyError, TypeError, AttributeError):  # of a proxy's login page, for one
-            raise UploadError(f"{response.url.path}: {constants.ENDPOINT} did not answer as the Hub does.") from None
         if not ignored:
             return
         rules = ""
         if ".gitignore" in remote.files:
-            rules = self._download(remote, ".gitignore").read_text(encoding="utf-8", errors="replace")
+            rules = self._read(remote, ".gitignore").decode(errors="replace")
         named = ignored[0] + (f" and {len(ignored) - 1} more files" if len(ignored) > 1 else "")
         if line := _ignoring_line(rules, ignored[0]):
             named += f" (line `{line}`)"
@@ -404,12 +401,11 @@ class Hub:
             with answers(f"making {remote.repo_id}"):
                 self.api.create_repo(remote.repo_id, private=True, exist_ok=True)
                 try:
-                    info = self.api.repo_info(remote.repo_id)
+                    info = self.api.model_info(remote.repo_id)
                 except RepositoryNotFoundError:
                     raise UsageError(f"{remote.repo_id} exists and is no model repository. Name another one.") from None
-                tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=info.sha)
                 remote.head, remote.private = info.sha, info.private
-                remote.files = {file.path: file for file in tree if isinstance(file, RepoFile)}
+                remote.files = self._files(remote.repo_id, info.sha, info)
                 remote.exists, remote.branch_exists = True, remote.revision == MAIN
         if not remote.branch_exists:
             with self._writing(f"making branch {remote.revision} of {remote.repo_id}", remote.repo_id):
@@ -431,7 +427,7 @@ class Hub:
             ]
             if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), APACHE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights
-        return Changes(changed, gone, [name for name in changed if name in remote.files and is_loaded(name)])
+        return Changes(changed, gone, bool(remote.files))
 
     def push(
         self,
@@ -455,8 +451,8 @@ class Hub:
         if not changed and not gone:
             return Pushed(remote.head, remote.pull_request, "nothing to send: all files are there already")
         self.check_ignored(remote, staged, changed, create_pr=create_pr)
-        failed = None
-        for wait in (*WAITS, None):
+        retries = Retries()
+        while True:
             opens = create_pr and remote.pull_request is None
             # Anew each time: they cannot be reused.
             operations = [CommitOperationAdd(name, staged / name) for name in changed]
@@ -478,8 +474,7 @@ class Hub:
                 return Pushed(
                     commit.oid, commit.pr_url or remote.pull_request, f"{len(changed)} files sent, {len(gone)} removed"
                 )
-            except (HfHubHTTPError, httpx2.HTTPError, OSError, RuntimeError, ValueError) as error:
-                failed = error
+            except (httpx2.HTTPError, OSError, RuntimeError, *MALFORMED) as error:
                 if opens:
                     opens = not self._find_opened(remote, message)
                 if not opens and (landed := self._landed(remote, staged, changed, gone)) is not None:
@@ -489,19 +484,14 @@ class Hub:
                         "the Hub's answer was lost, so the pull request may be there. Give the same command again in "
                         f"a minute: it adds to it. {remote.url()}/discussions lists it."
                     ) from None
-                if wait is None or not self._worth_another(error):
-                    break
-                pause = min(max(wait, _retry_after(error)), MOST_WAIT)
-                print(f"the Hub stumbled ({_reason(error)}); trying again in {pause:g} s", file=sys.stderr)
-                time.sleep(pause)
-        assert failed is not None
-        self._refuse_push(remote, failed, create_pr=create_pr)
+                if not self._worth_another(error) or not _wait(retries, error):
+                    self._refuse_push(remote, error, create_pr=create_pr)
 
     def _find_opened(self, remote: Remote, title: str) -> bool:
         """Whether a pull request was opened although the answer was lost. The push then adds to it."""
         try:
             pull = self._open_pull_request(remote.repo_id, title)
-        except (HfHubHTTPError, httpx2.HTTPError, OSError):
+        except (httpx2.HTTPError, OSError, *MALFORMED):
             return False
         if pull is not None:
             remote.pull_request, remote.revision = pull.url, f"refs/pr/{pull.num}"
@@ -509,7 +499,8 @@ class Hub:
 
     def _worth_another(self, error: Exception) -> bool:
         """Whether it was the commit itself that failed, for a reason that may pass."""
-        return _is_of_commit(error) and (_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError))
+        may_pass = _status(error) in TRANSIENT or isinstance(error, httpx2.TransportError)
+        return may_pass and _is_of_commit(error)
 
     def _landed(self, remote: Remote, staged: Path, changed: list[str], gone: list[str]) -> str | None:
         """The commit on top of the one we know, if it is ours: what was to be sent is there, what was to go is not."""
@@ -520,9 +511,8 @@ class Hub:
             if remote.head not in commits[1:]:
                 return None
             ours = commits[commits.index(remote.head) - 1]  # newest first; somebody may have gone on from it
-            tree = self.api.list_repo_tree(remote.repo_id, recursive=True, revision=ours)
-            there = {file.path: file for file in tree if isinstance(file, RepoFile)}
-        except (HfHubHTTPError, httpx2.HTTPError, OSError):
+            there = self._files(remote.repo_id, ours)
+        except (httpx2.HTTPError, OSError, *MALFORMED):
             return None
         sent = all(is_same(there.get(name), staged / name) for name in changed)
         return ours if sent and not any(name in there for name in gone) else None
@@ -544,6 +534,11 @@ class Hub:
         if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
             raise UsageError(f"the Hub does not take the card: {_reason(error)}. Mend model_card.j2.") from None
         reason = _reason(error)
+        if _is_unanswered(error):
+            raise UploadError(
+                f"the commit to {remote.repo_id} was not answered: {reason}. It may have been made: the same command "
+                "finds out, and goes on."
+            ) from None
         if "xet" in reason.lower():
             same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
         raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
@@ -591,9 +586,22 @@ class Hub:
         """
         if tag in remote.tags:
             return False
-        with self._writing(f"tagging {remote.repo_id}", remote.repo_id):
-            self.api.create_tag(remote.repo_id, tag=tag, revision=commit, tag_message=message, exist_ok=True)
+        self._set_tag(remote.repo_id, tag, commit, message)
         return True
+
+    def _set_tag(self, repo_id: str, tag: str, commit: str, message: str | None = None) -> None:
+        with self._writing(f"tagging {repo_id}", repo_id):
+            try:
+                self.api.create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
+            except HfHubHTTPError as error:
+                if _status(error) != 409:
+                    raise
+                # It is this one if the answer to a first attempt was lost.
+                tags = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(repo_id).tags}
+                if tags.get(tag) != commit:
+                    raise UploadError(
+                        f"tag {tag} of {repo_id} was set meanwhile, to commit {tags.get(tag)}. Use another: --tag NAME"
+                    ) from None
 
     def make_public(self, repo_id: str, public: bool) -> None:
         """Show a repository to everybody, or hide it."""
@@ -620,6 +628,7 @@ class Hub:
 
 def is_public(repo_id: str, kind: str = "model") -> bool:
     """Return whether everybody may see a repository: the Hub is asked without a token."""
+    connect()
     with answers(f"looking whether {repo_id} is public"):
         try:
             return not HfApi(token=False).repo_info(repo_id, repo_type=kind).private
@@ -685,13 +694,18 @@ def answers(what: str) -> Iterator[None]:
     except RevisionNotFoundError as error:
         raise UploadError(f"{what}: {_reason(error)}. Somebody has changed it; give the same command again.") from None
     except HfHubHTTPError as error:
-        if _status(error) in (401, 403, 404):
+        status = _status(error)
+        if status == 403 and error.server_message:
+            raise AuthError(f"{what}: the Hub refused it: {_reason(error)}") from None
+        if status in (401, 403, 404):
             raise AuthError(
                 f"{what}: the Hub does not allow it ({_reason(error)}). Check the name, and that the token has write "
                 f"access: {constants.ENDPOINT}/settings/tokens"
             ) from None
-        raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
-    except (httpx2.HTTPError, ConnectionError, LocalEntryNotFoundError) as error:  # the last: of a download
+        raise UploadError(f"{what}: {_reason(error)}") from None
+    except httpx2.InvalidURL as error:
+        raise UsageError(f"{what}: {constants.ENDPOINT} is not an address ({error}). Check HF_ENDPOINT.") from None
+    except (httpx2.HTTPError, OSError, *MALFORMED) as error:
         raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
 
 
@@ -714,9 +728,13 @@ def _status(error: Exception) -> int | None:
     return None if response is None else response.status_code
 
 
+def _request(error: Exception) -> httpx2.Request | None:
+    return getattr(error, "_request", None) or getattr(getattr(error, "response", None), "request", None)
+
+
 def _is_of_commit(error: Exception) -> bool:
-    request = getattr(error, "_request", None) or getattr(getattr(error, "response", None), "request", None)
-    return request is not None and "/commit/" in str(request.url)
+    request = _request(error)
+    return request is not None and is_commit(request)
 
 
 def _is_unanswered(error: Exception) -> bool:
@@ -725,21 +743,28 @@ def _is_unanswered(error: Exception) -> bool:
     return lost and _is_of_commit(error)
 
 
-def _retry_after(error: Exception) -> float:
-    response = getattr(error, "response", None)
-    told = "" if response is None else response.headers.get("Retry-After", "")
-    return float(told) if re.fullmatch(r"\d+", told) else 0.0
+def _wait(retries: Retries, error: Exception) -> bool:
+    """Wait before another attempt at what failed. Returns: False if there is none left."""
+    request, response = _request(error), getattr(error, "response", None)
+    assert request is not None
+    return retries.wait(call_name(request), _reason(error), {} if response is None else response.headers)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Why, on one line, without what might be secret: addresses to upload to carry signatures."""
-    if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):  # the client's word for any upload
-        return f"{str(error).rstrip('. ')} ({_reason(error.__cause__)})"
-    status = _status(error)
-    message = getattr(error, "server_message", None) or ("the Hub answered 403" if status == 403 else str(error))
+    cause, response = error.__cause__, getattr(error, "response", None)
+    if isinstance(error, LocalEntryNotFoundError) and cause is not None:  # the client's word for any download
+        return _reason(cause)
+    if isinstance(error, RuntimeError) and isinstance(cause, Exception):  # the client's word for any upload
+        return f"{str(error).rstrip('. ')} ({_reason(cause)})"
+    message = getattr(error, "server_message", None) or str(error)
+    if response is not None and response.status_code in TRANSIENT:
+        message = said(response)
+    elif response is not None and response.status_code == 403 and not getattr(error, "server_message", None):
+        message = "the Hub answered 403"
+    elif isinstance(error, (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)):
+        message = silence(error)
+    elif isinstance(error, (json.JSONDecodeError, *MALFORMED[1:])):
+        message = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {message})"
     line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
-    if status in TRANSIENT:
-        line = f"the Hub answered {status}"
-    elif isinstance(error, (httpx2.TransportError, ConnectionError)) and status is None and "HTTP status" not in line:
-        line = f"no connection to {constants.ENDPOINT} ({line or type(error).__name__})"
     return line[:300].rstrip(". ")

@@ -1,0 +1,274 @@
+"""Each call to the Hub is bounded in time, repeated where that is safe, and ends in one line."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import httpx2
+import pytest
+from hub_server import CALLS, TOKEN, HubServer, now
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session, get_session
+
+from gpt2small_hf.runs import DoorError, UsageError, write_json
+from upload import client
+from upload.hub import Hub, UploadError, is_public
+from upload.stage import files_of
+
+# huggingface_hub sends files as `data`, which its HTTP library warns of.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+REPO = "you/tiny"
+COLLECTION = f"you/mine-{0:024x}"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
+    """A Hub that this process talks to, with short waits."""
+    with HubServer() as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+        monkeypatch.setattr(client, "SLOW", 1)
+        monkeypatch.setattr(client, "WAITS", (0.01, 0.02))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        client.connect.cache_clear()
+        about = {"slug": COLLECTION, "title": "Mine", "owner": {"type": "user", "name": "you"}, "items": []}
+        more = {
+            "private": False,
+            "description": None,
+            "lastUpdated": now(),
+            "position": 0,
+            "theme": "blue",
+            "upvotes": 0,
+        }
+        server.collections[COLLECTION] = about | more
+        yield server
+        close_session()
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Path:
+    """A folder to push, with one file that goes to LFS."""
+    folder = tmp_path / "staged"
+    folder.mkdir()
+    write_json(folder / "config.json", {"model_type": "gpt2small"})
+    (folder / "model.safetensors").write_bytes(b"weights\0" * 100)
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n", encoding="utf-8")
+    return folder
+
+
+def push_once(staged: Path) -> None:
+    """Make every call that a push makes, in its order."""
+    is_public("you/data", "dataset")
+    hub = Hub()
+    hub.check_collection(COLLECTION)
+    remote = hub.look(REPO, "next", proposal="Propose")
+    remote.other_model = hub.other_model(remote, [])
+    hub.check_tag(remote, "v1", staged)
+    hub.check_card(remote, staged, "mit", replace=False)
+    files = files_of(staged)
+    hub.changes(remote, staged, files)
+    hub.prepare(remote)
+    hub.tag_former(remote)
+    pushed = hub.push(remote, staged, files, "Publish tiny")
+    hub.verify(remote, staged, pushed.commit)
+    with TemporaryDirectory() as cache:
+        hub.download(REPO, pushed.commit, Path(cache))
+    hub.tag(remote, "v1", pushed.commit, "Publish tiny")
+    hub.make_public(REPO, public=True)
+    hub.collect(COLLECTION, REPO)
+
+
+def assert_pushed_once(server: HubServer, staged: Path) -> None:
+    """One commit with all files, tagged, public and collected."""
+    repo = server.repos[REPO]
+    assert [commit.title for commit in server.landed].count("Publish tiny") == 1
+    assert {path.name: path.read_bytes() for path in staged.iterdir()}.items() <= server.files(REPO, "next").items()
+    assert repo.tags == {"v1": repo.branches["next"]}
+    assert not repo.private
+    assert len(server.collections[COLLECTION]["items"]) == 1
+
+
+def existing(server: HubServer) -> None:
+    """Make the repository, with an earlier model in it."""
+    server.create(REPO)
+    server.commit(REPO, {"config.json": b'{"model_type": "gpt2small", "x": 1}'})
+
+
+XET = ("xet-token", "cas", "xorb", "shard")
+CALLED = [name for name in CALLS if name not in (*XET, "complete", "commits", "paths")]
+"""Calls of `push_once`. It makes "commits" only when the answer to a commit was lost."""
+READ = [name for name in CALLED if name not in ("auth", "branch", "put", "verify", "resolve", "cdn", "tag", "settings")]
+"""Those whose answer is read."""
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new", "existing"])
+@pytest.mark.parametrize("kind", ["500", "429", "dropped", "lost"])
+def test_a_push_survives_one_fault_at_every_call(server, staged, capfd, kind, is_new):
+    if not is_new:
+        existing(server)
+    for call in CALLED:
+        if call != "cdn":  # read as a stream, after its head
+            server.inject(call, kind)
+    push_once(staged)
+    assert_pushed_once(server, staged)
+    told = capfd.readouterr().err
+    assert "GET /api/whoami-v2: " in told
+    assert all(line.endswith("; trying again in 0.01 s") for line in told.splitlines())
+
+
+def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd):
+    for call, kind in {"whoami": "silent", "create": "done-silent", "put": "silent", "commit": "done-silent"}.items():
+        server.inject(call, kind)
+    push_once(staged)
+    assert_pushed_once(server, staged)
+    told = capfd.readouterr().err
+    assert f"GET /api/whoami-v2: no answer from {server.url} within 0.5 s; trying again in 0.01 s\n" in told
+
+
+@pytest.mark.parametrize("call", ["whoami", "tree", "put", "commit", "tag"])
+def test_a_silent_server_is_named_with_its_call_in_bounded_time(server, staged, call):
+    existing(server)
+    server.inject(call, "silent", times=-1)
+    started = time.monotonic()
+    with pytest.raises(UploadError) as error:
+        push_once(staged)
+    assert time.monotonic() - started < 10
+    assert "within 0.5 s" in str(error.value)
+    method, address = CALLS[call]
+    asked = [request for request in server.requests if request.method == method and re.search(address, request.path)]
+    assert len(asked) == 3
+    assert call == "commit" or asked[0].path[:50] in str(error.value)
+
+
+def test_every_request_of_a_push_has_a_time_out(server, staged):
+    existing(server)
+    seen = {}
+    client.connect()
+    get_session().event_hooks["request"].append(
+        lambda request: seen.setdefault(f"{request.method} {request.url.path}", request.extensions["timeout"])
+    )
+    push_once(staged)
+    assert len(seen) >= len(CALLED) - 2
+    assert [call for call, limits in seen.items() if None in limits.values() or not limits] == []
+
+
+@pytest.mark.parametrize("call", CALLED)
+def test_a_web_page_in_place_of_an_answer_is_one_line(server, staged, call):
+    if call != "create":
+        existing(server)
+    server.inject(call, "html", times=-1)
+    with pytest.raises(DoorError) as error:
+        push_once(staged)
+    assert error.value.status in (3, 4)
+    assert "web page" in str(error.value)
+    assert "template" not in str(error.value)
+    assert "\n" not in str(error.value)
+    if REPO in server.repos:
+        assert server.repos[REPO].tags == {} or call in ("settings", "collect")
+
+
+@pytest.mark.parametrize("kind", ["list", "empty"])
+@pytest.mark.parametrize("call", [name for name in READ if name != "validate"])  # where `{}` means no errors
+def test_an_answer_of_another_form_is_one_line(server, staged, call, kind):
+    if call != "create":
+        existing(server)
+    server.inject(call, kind, times=-1)
+    with pytest.raises(DoorError) as error:
+        push_once(staged)
+    assert error.value.status == 4
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0),
+        ({"Retry-After": "7"}, 7),
+        ({"retry-after": format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)}, 3600),
+        ({"Retry-After": "soon"}, 0),
+        ({"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}, 55),
+        ({"RateLimit": '"api";r=12;t=55'}, 0),
+        ({"RateLimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
+    ],
+)
+def test_seconds_asked_reads_every_form(headers, seconds):
+    assert client.seconds_asked(httpx2.Headers(headers)) == pytest.approx(seconds, abs=60 if seconds == 3600 else 0)
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "40"}, {"RateLimit": '"api";r=0;t=40'}])
+def test_a_call_waits_as_long_as_the_hub_asks_and_announces_it(server, staged, capfd, monkeypatch, headers):
+    waits = []
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=waits.append))
+    server.inject("whoami", "429", headers=headers)
+    Hub()
+    assert waits == [40]
+    said = "GET /api/whoami-v2: the Hub answered 429 and asks to wait 40 s; trying again in 40 s\n"
+    assert capfd.readouterr().err == said
+
+
+def test_a_call_gives_up_at_once_when_the_hub_asks_for_hours(server, monkeypatch):
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pytest.fail))
+    server.inject("whoami", "429", headers={"Retry-After": "7200"})
+    with pytest.raises(UploadError, match="the Hub answered 429 and asks to wait 7200 s"):
+        Hub()
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("ALL_PROXY", "socks5://127.0.0.1:1", "socksio"),
+        ("HTTPS_PROXY", "ftp://127.0.0.1:1", "ftp"),
+        ("SSL_CERT_FILE", "/nowhere/ca.pem", "No such file"),
+    ],
+)
+def test_an_unusable_proxy_or_certificate_is_one_line(server, monkeypatch, variable, value, said):
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(UsageError) as error:
+        is_public(REPO)
+    assert variable in str(error.value)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "kind"),
+    [("http://127.0.0.1:port", UsageError), ("127.0.0.1:1", UploadError), ("http://127.0.0.1:1", UploadError)],
+)
+def test_an_address_without_a_hub_is_one_line_at_once(server, monkeypatch, endpoint, kind):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pytest.fail))
+    with pytest.raises(kind, match="asking whose the token is"):
+        Hub()
+
+
+@pytest.mark.parametrize("call", ["create", "settings", "tag", "preupload"])
+def test_a_refusal_shows_the_words_of_the_hub_alone(server, staged, call):
+    words = "Storage limit of your plan reached"
+    server.fail(CALLS[call][1], status=403, times=-1, body={"error": words}, headers={"X-Error-Message": words})
+    with pytest.raises(DoorError) as error:
+        push_once(staged)
+    assert str(error.value).endswith(f": the Hub refused it: {words}")
+
+
+def test_a_tag_of_somebody_else_is_not_taken_for_ours(server, staged):
+    server.create(REPO)
+    hub = Hub()
+    remote = hub.look(REPO)
+    other = server.commit(REPO, {"a.txt": b"a"}).oid
+    server.repos[REPO].refs["refs/tags/v1"] = other
+    with pytest.raises(UploadError, match=f"tag v1 of {REPO} was set meanwhile, to commit {other}"):
+        hub.tag(remote, "v1", remote.head, "Publish")

@@ -1,0 +1,187 @@
+"""The HTTP client under `huggingface_hub`: each call has a time-out, and is repeated when the Hub fails for a moment.
+
+`huggingface_hub` sets no time-out for most calls and repeats only some of them. `connect` gives it this client, which
+does both for all calls. The exceptions: hf_xet brings a client of its own (XET), and a commit is never repeated here,
+because `hub.Hub.push` must first find out whether it was made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any
+
+import httpx2
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.utils import get_session, parse_ratelimit_headers
+from huggingface_hub.utils._http import hf_request_event_hook
+
+from gpt2small_hf.runs import UsageError
+
+WAITS = (1, 2, 4, 8)
+"""Seconds before each further attempt, or as many as the Hub asks for. So a call is made at most five times."""
+MOST_WAIT = 300
+"""Seconds that a call waits between its attempts, all together: the Hub's rate limits are per five minutes."""
+SLOW = 6
+"""How many times HF_HUB_DOWNLOAD_TIMEOUT (10 s) a commit and the storage may be silent: they work on large files."""
+TRANSIENT = {408, 429, 500, 502, 503, 504}
+XET = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "1s"}
+"""Environment of hf_xet. It waits 30 s for an answer and repeats a call, by default with pauses of up to 90 s."""
+
+
+class GaveUpError(httpx2.TransportError):
+    """All attempts of a call failed. `huggingface_hub` does not repeat it again after that."""
+
+    def __init__(self, why: str, request: httpx2.Request, attempts: int) -> None:
+        super().__init__(f"{why} ({call_name(request)}, {attempts} attempts)", request=request)
+
+
+class WebPageError(httpx2.DecodingError):
+    """The answer is a web page: something between here and the Hub answers in its place."""
+
+
+class Retries:
+    """The attempts of one call."""
+
+    def __init__(self) -> None:
+        self.failed, self.waited = 0, 0.0
+
+    def wait(self, call: str, why: str, headers: Mapping[str, str]) -> bool:
+        """Wait before another attempt, and announce it. Returns: False at once if there is none left."""
+        if self.failed == len(WAITS):
+            return False
+        seconds = max(WAITS[self.failed], seconds_asked(headers))
+        if self.waited + seconds > MOST_WAIT:
+            return False
+        self.failed, self.waited = self.failed + 1, self.waited + seconds
+        print(f"{call}: {why}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
+        time.sleep(seconds)
+        return True
+
+
+class Client(httpx2.Client):
+    """Limits how long a server may be silent, and repeats calls. Raises: GaveUpError, WebPageError."""
+
+    reached = False
+    """Whether any server has answered. Until then a refused connection is an error of the address or the network."""
+
+    def build_request(self, method: str, url: httpx2.URL | str, **given: Any) -> httpx2.Request:
+        """Set a time-out where the caller asks for none, and remember where a file to be sent starts."""
+        if not isinstance(given.get("timeout"), (int, float, httpx2.Timeout)):
+            given["timeout"] = time_out(httpx2.URL(url))
+        request = super().build_request(method, url, **given)
+        file: Any = given.get("data")
+        if hasattr(file, "seek"):
+            request.extensions["file"] = (file, file.tell())
+        return request
+
+    def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
+        """Send a request until it is answered with something else than a failure that may pass."""
+        if is_commit(request):
+            response = super().send(request, **how)
+            refuse_web_page(response)
+            return response
+        retries = Retries()
+        while True:
+            try:
+                response = super().send(request, **how)
+                self.reached = True
+                refuse_web_page(response)
+                if response.status_code not in TRANSIENT:
+                    return response
+                response.close()
+                if not retries.wait(call_name(request), said(response), response.headers):
+                    raise GaveUpError(said(response), request, retries.failed + 1)
+            except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
+                if isinstance(error, httpx2.ConnectError) and not self.reached:
+                    raise
+                if not retries.wait(call_name(request), silence(error), {}):
+                    raise GaveUpError(silence(error), request, retries.failed + 1) from error
+            if file := request.extensions.get("file"):
+                file[0].seek(file[1])
+
+
+@cache
+def connect() -> None:
+    """Give huggingface_hub this client. Raises: UsageError if the environment's proxy or certificates are invalid."""
+    for variable, limit in XET.items():
+        os.environ.setdefault(variable, limit)
+    set_client_factory(
+        lambda: Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=None)
+    )
+    try:
+        get_session()
+    except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
+        proxies = [name for name in os.environ if name.lower() in ("all_proxy", "http_proxy", "https_proxy")]
+        certificates = [name for name in os.environ if name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+        raise UsageError(
+            f"no connection to the Hub can be made ({' '.join(str(error).split())}). Check "
+            f"{', '.join([*proxies, *certificates]) or 'the certificates of this Python'}."
+        ) from None
+
+
+def time_out(url: httpx2.URL) -> httpx2.Timeout:
+    """Return the seconds of silence after which a call has failed. Bytes that flow may take as long as they need."""
+    seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
+    is_slow = "/commit/" in url.path or not url.path.startswith("/api/")
+    return httpx2.Timeout(seconds * SLOW if is_slow else seconds, connect=seconds)
+
+
+def is_commit(request: httpx2.Request) -> bool:
+    """Return whether a request makes a commit."""
+    return request.method == "POST" and "/commit/" in request.url.path
+
+
+def call_name(request: httpx2.Request) -> str:
+    """Return what people may read of a request: no query, which may hold a signature."""
+    host = "" if str(request.url).startswith(constants.ENDPOINT) else request.url.host
+    return f"{request.method} {host}{request.url.path}"[:100]
+
+
+def silence(error: httpx2.TransportError) -> str:
+    """Return why there is no answer, in one line."""
+    host = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
+    if isinstance(error, httpx2.TimeoutException):
+        limits = error.request.extensions["timeout"]
+        seconds = limits["connect" if isinstance(error, httpx2.ConnectTimeout) else "read"]
+        return f"no answer from {host} within {seconds:g} s"
+    return f"no connection to {host} ({' '.join(str(error).split()) or type(error).__name__})"
+
+
+def said(response: httpx2.Response) -> str:
+    """Return the status by which the Hub asks to try again, and when."""
+    seconds = seconds_asked(response.headers)
+    return f"the Hub answered {response.status_code}" + (f" and asks to wait {seconds:g} s" if seconds else "")
+
+
+def seconds_asked(headers: Mapping[str, str]) -> float:
+    """Return for how long a server asks to wait: `Retry-After` as seconds or date, or an exhausted `RateLimit`."""
+    asked = [0.0]
+    after = headers.get("Retry-After", "").strip()
+    if after.isdecimal():
+        asked.append(float(after))
+    elif after:
+        with suppress(TypeError, ValueError):  # not a date either
+            asked.append((parsedate_to_datetime(after) - datetime.now(timezone.utc)).total_seconds())
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        asked.append(limit.reset_in_seconds)
+    return math.ceil(max(asked))
+
+
+def refuse_web_page(response: httpx2.Response) -> None:
+    """Raise: WebPageError for a web page with a status of success. Neither the Hub's API nor its storage sends one."""
+    if response.is_success and "html" in response.headers.get("Content-Type", ""):
+        response.close()
+        raise WebPageError(
+            f"the answer is a web page ({call_name(response.request)}), perhaps the login page of a network or proxy. "
+            f"Open {constants.ENDPOINT} in a browser, and check HF_ENDPOINT",
+            request=response.request,
+        )
