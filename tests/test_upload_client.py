@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from huggingface_hub.utils import close_session, get_session
 
 from gpt2small_hf.runs import DoorError, UsageError, write_json
 from upload import client
+from upload.arguments import AuthError, token_in_use
 from upload.hub import Hub, UploadError, is_public
 from upload.stage import files_of
 
@@ -255,6 +257,17 @@ def test_an_address_without_a_hub_is_one_line_at_once(server, monkeypatch, endpo
         Hub()
 
 
+def test_a_token_that_cannot_be_sent_or_read_is_one_line(server, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_täst")
+    with pytest.raises(AuthError, match="characters"):
+        token_in_use()
+    monkeypatch.delenv("HF_TOKEN")
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    with pytest.raises(AuthError, match="cannot be read"):
+        token_in_use()
+
+
 @pytest.mark.parametrize("call", ["create", "settings", "tag", "preupload"])
 def test_a_refusal_shows_the_words_of_the_hub_alone(server, staged, call):
     words = "Storage limit of your plan reached"
@@ -262,6 +275,23 @@ def test_a_refusal_shows_the_words_of_the_hub_alone(server, staged, call):
     with pytest.raises(DoorError) as error:
         push_once(staged)
     assert str(error.value).endswith(f": the Hub refused it: {words}")
+
+
+@pytest.mark.parametrize("auto_map", ["modeling_x.X", ["modeling_x.X"], {"AutoModel": ["modeling_x.X", None]}, 3])
+def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
+    server.create(REPO)
+    config = {"model_type": ["gpt2small"], "auto_map": auto_map}
+    server.commit(REPO, {"config.json": json.dumps(config).encode(), "modeling_gpt2small.py": b""})
+    hub = Hub()
+    remote = hub.look(REPO)
+    assert hub.other_model(remote, []) == "a model of type ['gpt2small']"
+    assert hub.changes(remote, staged, files_of(staged)).told()[0] == "replaces config.json"
+
+
+def test_a_new_repository_has_nothing_to_replace(server, staged):
+    server.create(REPO)  # with its .gitattributes
+    hub = Hub()
+    assert hub.changes(hub.look(REPO), staged, files_of(staged)).told() == []
 
 
 def test_a_tag_of_somebody_else_is_not_taken_for_ours(server, staged):

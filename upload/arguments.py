@@ -163,11 +163,16 @@ def check_source(name: Path) -> None:
 def token_in_use() -> str:
     """The token of the environment or of `hf auth login`. The network is not touched.
 
-    Raises: UsageError where the Hub is switched off, AuthError if there is none.
+    Raises: UsageError where the Hub is switched off, AuthError if there is no token or an unreadable one.
     """
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
-    token = get_token()
+    try:
+        token = get_token()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthError(f"the token for the Hub cannot be read ({error}). Log in again: hf auth login") from None
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise AuthError("the token in use has characters that tokens do not have. Check HF_TOKEN: hf_ and letters.")
     if token is None:
         raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
     return token

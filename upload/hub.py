@@ -243,7 +243,7 @@ class Hub:
             return "an adapter"
         if "config.json" in parts:
             kind = self._json(remote, "config.json").get("model_type")
-            if kind in OUR_TYPES and self._was_pushed(remote, published):
+            if str(kind) in OUR_TYPES and self._was_pushed(remote, published):
                 return None
             return f"a model of type {kind}" if kind else "a config.json that names no model type"
         weights = [name for name in parts if is_weights(name)]
@@ -418,8 +418,9 @@ class Hub:
         changed = [name for name in wanted if not is_same(remote.files.get(name), staged / name)]
         gone: list[str] = []
         if names is None and remote.files:
-            named = self._json(remote, "config.json").get("auto_map", {}) if "config.json" in remote.files else {}
-            code = {str(value).split("--")[-1].split(".")[0] for value in named.values()}
+            named = self._json(remote, "config.json").get("auto_map") if "config.json" in remote.files else None
+            classes = named.values() if isinstance(named, dict) else []
+            code = {str(value).split("--")[-1].split(".")[0] for value in classes}
             gone = [
                 name
                 for name in remote.files
@@ -427,7 +428,7 @@ class Hub:
             ]
             if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), APACHE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights
-        return Changes(changed, gone, bool(remote.files))
+        return Changes(changed, gone, [name for name in changed if name in remote.files and is_loaded(name)])
 
     def push(
         self,
