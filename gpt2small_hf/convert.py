@@ -6,6 +6,7 @@ What the shapes are and how they map is in `model/conversion.py`.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -63,6 +64,8 @@ def convert(
         with writing_alone(dst.resolve()), whole(dst.resolve()) as unfinished:
             check_destination(dst, where, overwrite=overwrite)  # another process may have written it by now
             source.build(to).save_pretrained(unfinished)
+            if (origin := src if where is None else origin_of(where)) and source.what != to == "gpt2small":
+                write_json(unfinished / "converted.json", {"what": source.what, "settings": {}, "origin": origin})
             if words is not None:
                 words.save_pretrained(unfinished)
                 if to == "gpt2":
@@ -93,6 +96,12 @@ def locate(src: str) -> Path | None:
     if run.checkpoints.is_dir():
         raise UsageError(f"{src} is a run without a final model. Name one of its checkpoints: {run.checkpoints}/…")
     return path
+
+
+def origin_of(path: Path) -> str | None:
+    """Return the id of the repository from which the Hub's client downloaded a path; None outside its cache."""
+    found = re.search(r"[/\\]models--([^/\\]+)[/\\]snapshots[/\\]", str(path.expanduser().absolute()))
+    return found[1].replace("--", "/", 1) if found else None
 
 
 def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:

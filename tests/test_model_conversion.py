@@ -690,6 +690,7 @@ def test_a_hub_id_is_found_in_the_cache(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "transformers GPT-2" in done.stdout
     assert_equal_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), theirs)
+    assert json.loads((tmp_path / "out" / "converted.json").read_text())["origin"] == "someone/tiny"  # whom to credit
 
 
 @pytest.mark.parametrize(

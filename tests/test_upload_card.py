@@ -300,11 +300,12 @@ SECTIONS = {  # by a word of their headings
     "ladder": r"^### .*while it learned",
     "data": r"^## What it learned from",
     "training": r"^## How it was trained",
-    "limits": r"^## What it is for",
+    "intended": r"^## Intended use",
+    "bias": r"^## Bias, risks and limitations",
     "license": r"^## License",
     "citation": r"^## Citation",
 }
-EVERYWHERE = {"use", "model", "limits", "license", "citation"}
+EVERYWHERE = {"use", "model", "intended", "bias", "license", "citation"}
 OF_RUN = {"samples", "ladder", "data", "training"}
 
 
@@ -355,6 +356,75 @@ def test_a_converted_model_says_so_and_tells_no_more_than_the_settings_beside_it
         }
     else:
         assert "No settings lay beside the weights that were converted." in card.prose
+
+
+def citation(card: Card) -> dict[str, str]:
+    (code,) = card.codes("bibtex")
+    return dict(re.findall(r"^  (\w+) += \{(.*)\},?$", code, re.MULTILINE))
+
+
+def test_converted_weights_are_credited_to_their_origin_and_never_to_the_account_that_publishes_them(cards):
+    card = cards["converted"]
+    assert "author" not in citation(card)
+    assert citation(card)["note"] == "Published by you"
+    assert "Who trained these weights is not known here; the citation names no author." in card.prose
+    assert card.table("parameters")["published by"] == ["you"]
+    assert "developed by" not in card.table("parameters")
+
+    card = card_of(card.source, origin="somebody/their-gpt")
+    link = "[somebody/their-gpt](https://huggingface.co/somebody/their-gpt)"
+    assert f"trained by other code (reference series), published as {link} and converted" in card.prose
+    assert (citation(card)["author"], citation(card)["url"]) == (
+        "somebody",
+        "https://huggingface.co/somebody/their-gpt",
+    )
+    assert citation(card)["note"] == "Published by you as https://huggingface.co/you/theirs"
+    assert card.table("parameters")["developed by"] == ["somebody"]
+    assert card.metadata["base_model"] == "somebody/their-gpt"
+    assert "base_model_relation" not in card.metadata
+    assert ("model", "somebody/their-gpt") in linked_repositories(card.source, card.publication)
+    gate(card.text, card.files)
+
+    card = card_of(card.source, origin="somebody/their-gpt", private=frozenset({"somebody/their-gpt"}))
+    assert "their-gpt" not in card.prose
+    assert "base_model" not in card.metadata
+    assert "author" not in citation(card)
+
+    card = card_of(card.source, origin="https://example.com/weights", developers=["Ada L.", "A Lab"])
+    assert "published as [https://example.com/weights](https://example.com/weights) and" in card.prose
+    assert (citation(card)["author"], citation(card)["url"]) == ("Ada L. and A Lab", "https://example.com/weights")
+    assert "base_model" not in card.metadata
+
+
+def test_developers_contact_and_languages_are_on_the_card_as_given(cards):
+    card = card_of(Path("runs/short"), developers=["Ada_L", "A Lab"], contact="ada@example.com", languages=["en", "de"])
+    told = card.table("parameters")
+    names = ("developed by", "published by", "contact", "language")
+    assert [told[name] for name in names] == [["Ada_L, A Lab"], ["you"], ["ada@example.com"], ["en, de"]]
+    assert citation(card)["author"] == "Ada_L and A Lab"
+    told = cards["run"].table("parameters")
+    assert (told["developed by"], told["license of the weights"]) == (["you"], ["Apache-2.0"])
+    assert told.keys().isdisjoint({"published by", "contact", "fine-tuned from"})
+
+
+def test_widget_has_the_published_prompts_of_the_run_as_text_or_messages(cards, chat_run):
+    prompts = read_json(cards["run"].folder / "resolved.json")["run"]["prompts"]
+    assert cards["run"].metadata["widget"] == [{"text": prompt} for prompt in prompts[:3]]
+    run = copied(chat_run, "asked")
+    change(run.resolved, run={"prompts": ["Who are you?", " "]})
+    write_json(run.resolved, {**read_json(run.resolved), "prompts_from": "given"})
+    messages = [{"role": "user", "content": "Who are you?"}]
+    assert card_of(run.root).metadata["widget"] == [{"messages": messages}]
+    assert "widget" not in cards["bare"].metadata
+
+
+def test_license_of_the_training_data_is_named_where_it_is_known(tiny_run):
+    run = copied(tiny_run, "docs")
+    origin = {"name": "python-docs", "revision": "3.11.9", "bytes": 5, "sha256": "ab" * 32}
+    change(run.resolved, data={"sources": {"train": [origin]}})
+    linked = "license [PSF-2.0](https://docs.python.org/3/license.html)"
+    assert linked in card_of(run.root).prose
+    assert "PSF" not in card_of(tiny_run.root).prose
 
 
 def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_results(cards):
@@ -1149,7 +1219,13 @@ def test_what_a_model_writes_cannot_break_its_card(of, text, tiny_run, chat_run,
     gate(card.text, card.files)
     assert is_untouched(card.text)
     assert card.headings() == cards[of].headings()
-    assert card.metadata == cards[of].metadata
+    metadata = [
+        {name: value for name, value in told.items() if name != "widget"}
+        for told in (card.metadata, cards[of].metadata)
+    ]
+    assert metadata[0] == metadata[1]
+    example = {"messages": [{"role": "user", "content": text.strip()}]} if of == "chat" else {"text": text.strip()}
+    assert card.metadata.get("widget") in (None, [example])
     assert [table[0] for table in card.tables()] == [table[0] for table in cards[of].tables()]
     assert not live(page(card.text, "staged"))
     (shown,) = [code for code in card.codes("text") if "likeliest" in code]

@@ -398,6 +398,8 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --license mit --license_name a", "describe --license other. Add it, or leave them out."),
         ("runs/short you/tiny --license mit --license_file gone", "--license_file gone cannot be read (No such file"),
         ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
+        ("runs/short you/tiny --developers a{b", "--developers 'a{b': use one line of text without"),
+        ("runs/short you/tiny --origin somebody", "--origin somebody is neither a Hub id (USER/REPO) nor an address"),
         ("runs/short you/tiny --publik", "--publik is not a flag. Did you mean --public?"),
     ],
 )

@@ -10,6 +10,7 @@ from conftest import run_train, tiny_words
 from test_model_conversion import write_reference
 from transformers import AutoTokenizer
 
+from gpt2small_hf.convert import convert
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
 from gpt2small_hf.training.resume import write_manifest
@@ -232,6 +233,19 @@ def test_a_model_of_the_reference_series_is_converted_and_what_lay_beside_it_kep
     by_its_own_name = find(source.model)
     assert by_its_own_name.converted == source.converted
     assert "weights equal bit for bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["push", "convert"])
+def test_weights_from_the_cache_of_the_hub_are_known_by_the_repository_they_come_from(command, reference):
+    cached = Path("hub/models--somebody--their-gpt/snapshots/0123abc")
+    cached.parent.mkdir(parents=True)
+    reference.rename(cached)
+    if command == "convert":
+        convert(str(cached), Path("mine"), "gpt2small", tokenizer="words")
+    source = find(Path("mine")) if command == "convert" else find(cached, "words")
+    assert source.converted is not None
+    assert source.converted["origin"] == "somebody/their-gpt"
+    assert source.converted["what"].startswith("reference series")
 
 
 def test_a_reference_model_without_settings_is_converted_with_none(reference):

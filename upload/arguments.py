@@ -28,6 +28,7 @@ other
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Of a branch or tag."""
+ORIGIN = re.compile(r"[\w.-]+/[\w.-]+|https?://[^\s()<>]+")
 
 
 class AuthError(DoorError):
@@ -69,6 +70,11 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--license_link", help="Address of its text (with --license other).")
     add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0 "
         "and mit, linked for others.")  # fmt: skip
+    add("--developers", nargs="+", help="Who trained the model: people, groups, each in quotes. Unset: the account of "
+        "REPO; of converted weights that of --origin.")  # fmt: skip
+    add("--contact", help="Where to ask about the model: an address, an account, a page.")
+    add("--origin", help="Where converted weights come from: a Hub id or https://… The card credits and links it. "
+        "Unset: the Hub repository that they were downloaded from, if that is known.")  # fmt: skip
     add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
     add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
@@ -114,7 +120,23 @@ def parse_arguments(words: list[str]) -> Namespace:
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
         raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
     check_license(args)
+    check_credit(args)
     return args
+
+
+def check_credit(args: Namespace) -> None:
+    """Raise: UsageError for people, a contact or an origin that a card or a citation cannot name."""
+    for name, values in (
+        ("developers", args.developers or []),
+        ("contact", [args.contact] * (args.contact is not None)),
+    ):
+        for value in values:
+            if not value.strip() or not value.isprintable() or set("`{}\\") & set(value):
+                raise UsageError(f"--{name} {value!r}: use one line of text without backquotes, braces or backslashes.")
+    if args.origin is not None:
+        args.origin = re.sub(r"^https?://(huggingface\.co|hf\.co)/(?=[^/]+/[^/]+/?$)", "", args.origin).rstrip("/")
+        if not ORIGIN.fullmatch(args.origin):
+            raise UsageError(f"--origin {args.origin} is neither a Hub id (USER/REPO) nor an address (https://…).")
 
 
 def check_license(args: Namespace) -> None:

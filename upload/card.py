@@ -123,7 +123,7 @@ def header(known: dict[str, Any]) -> str:
     of_hub = set(data["datasets"]) if data else set()
     if known["converted"] and known["converted"]["dataset"]:
         of_hub.add(known["converted"]["dataset"])
-    base, license = known["base"], known["license"]
+    base, license, origin = known["base"], known["license"], known["origin"]
     card = ModelCardData(
         language=known["languages"] or None,
         license=license["id"] if license else None,
@@ -133,12 +133,24 @@ def header(known: dict[str, Any]) -> str:
         pipeline_tag="text-generation",
         tags=["gpt2small_hf", "gpt2", *(["conversational"] if known["chat"] else [])],
         datasets=sorted(of_hub) or None,
-        base_model=base["repo"] if base and base["repo"] else None,
+        # Of a converted model no relation is set: it is neither fine-tuned, quantized, merged nor an adapter.
+        base_model=base["repo"] if base and base["repo"] else origin["repo"] if origin else None,
         base_model_relation="finetune" if base and base["repo"] else None,
+        widget=widget(known["prompts"], chat=known["chat"]) or None,
         model_name=known["name"] if results else None,
         eval_results=results or None,
     )
     return card.to_yaml().strip()
+
+
+def widget(prompts: list[str], *, chat: bool) -> list[dict[str, Any]]:
+    """Return the prompts as examples for the widget of the model's page, as far as metadata can hold them.
+
+    Left out are prompts of several lines, and those that would end the metadata or that the gate takes for the card's.
+    """
+    no_text = re.compile("|".join([*UNFINISHED.values(), r"\]\(|---|^\s*$"]))
+    shown = [prompt for prompt in prompts if prompt.isprintable() and not no_text.search(prompt)]
+    return [{"messages": [{"role": "user", "content": one}]} if chat else {"text": one} for one in shown]
 
 
 # ---- the gate ------------------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ MOST_LETTERS = 66
 """Of a text in the ladder."""
 MOST_FILES = 8
 """Of the training text, that are named one by one."""
+PSF = {"name": "PSF-2.0", "url": "https://docs.python.org/3/license.html"}
+"""The license of Python's documentation."""
 UNSAID = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
 """Settings whose difference from a baseline is no change to the recipe."""
 
@@ -62,6 +64,11 @@ class Publication:
     """Of the checkpoints beside it: `revision`, `step`, `tokens`, `loss`."""
     private: frozenset[str] = frozenset()
     """Repositories that not everybody may see: the card does not link them."""
+    developers: list[str] = field(default_factory=list)
+    """Who trained the model, as given."""
+    contact: str | None = None
+    origin: str | None = None
+    """Where weights that were not trained here come from: a Hub id or an address."""
     questions: bool = False
     """Whether questions of the run's chats are shown, with the model's answers."""
 
@@ -71,7 +78,8 @@ def linked_repositories(source: Source, publication: Publication) -> list[tuple[
     base, data, converted = _base(source.run, publication), _data(source.run, frozenset()), _converted(source)
     datasets = {*(data["datasets"] if data else []), converted["dataset"] if converted else None}
     baseline = _published_baseline(publication) if source.run else None
-    models = {base["repo"] if base else None, baseline, publication.twin}
+    origin = _credit(source, publication)["origin"]
+    models = {base["repo"] if base else None, baseline, publication.twin, origin["repo"] if origin else None}
     return [
         (kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in sorted(names - {None})
     ]
@@ -117,6 +125,8 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "spoken": _spoken(folder, prompt) if chat else None,
         "prompt": prompt,
         "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
+        **_credit(source, publication),
+        "prompts": prompts[:MOST_SAMPLES],
         "base": base,
         "converted": converted,
         "checkpoint": source.is_checkpoint,
@@ -148,7 +158,27 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
 def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:
     """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
     year = source.run.resolved["made_by"]["date"][:4] if source.run else None
-    return {"holders": [] if source.converted else [publication.repo_id.split("/")[0]], "year": year}
+    owner = [] if source.converted or publication.origin else [publication.repo_id.split("/")[0]]
+    return {"holders": publication.developers or owner, "year": year}
+
+
+def _credit(source: Source, publication: Publication) -> dict[str, Any]:
+    """Whose weights these are: `developers`, `origin`, who published them if that is somebody else, and `contact`."""
+    namespace, origin = publication.repo_id.split("/")[0], None
+    if publication.origin is not None and not publication.origin.startswith("http"):
+        private = publication.origin in publication.private
+        origin = {
+            "name": "a private repository" if private else publication.origin,
+            "repo": None if private else publication.origin,
+            "url": None if private else f"https://huggingface.co/{publication.origin}",
+        }
+    elif publication.origin is not None:
+        origin = {"name": publication.origin, "repo": None, "url": publication.origin}
+    owner = origin["repo"].rpartition("/")[0] if origin and origin["repo"] else ""
+    others = source.converted is not None or origin is not None
+    developers = publication.developers or ([owner] * bool(owner) if others else [namespace])
+    published_by = namespace if developers != [namespace] else None
+    return {"developers": developers, "published_by": published_by, "origin": origin, "contact": publication.contact}
 
 
 def _license(folder: Path, license: License | None) -> dict[str, Any] | None:
@@ -465,6 +495,7 @@ def _origin(origin: dict[str, Any], private: frozenset[str]) -> dict[str, Any]:
         "bytes": origin.get("bytes"),
         "sha256": origin.get("sha256"),
         "conversations": origin.get("conversations"),
+        "license": PSF if name == "python-docs" else None,
     }
 
 

@@ -90,6 +90,10 @@ def publish(args: Namespace) -> dict[str, Any]:
         say("found", f"{source.label} in {source.model}")
     if not args.allow_worse_than_base and (warning := worse(source)):
         raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
+    if args.origin is not None and source.run is not None:
+        raise UsageError(f"--origin {args.origin}: {args.RUN} was trained here. Leave it out.")
+    if source.converted and not (args.origin or args.developers or source.converted.get("origin")):
+        say("credit", "the card names nobody as author of these weights: --origin USER/REPO_OR_URL, --developers NAME")
     if questions := chat_questions(source.run):
         say_questions(questions, published=args.publish_chat_questions)
     if answers := held_out_answers(source):
@@ -169,6 +173,9 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
         twin=native if args.also_native else again.get("twin"),
         branches=again.get("branches", []),
         questions=args.publish_chat_questions,
+        developers=args.developers or [],
+        contact=args.contact,
+        origin=args.origin or (source.converted or {}).get("origin"),
     )
     plans = [Plan(source, staged, publication, args.revision or "main", args.tag)]
     if args.all_checkpoints:

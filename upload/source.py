@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.convert import convert
+from gpt2small_hf.convert import convert, origin_of
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, write_json
 from gpt2small_hf.training.resume import step_of, whole_checkpoints
@@ -38,7 +38,7 @@ class Source:
     is_checkpoint: bool = False
     """Weights from the middle of a run, or of one that did not finish: its results are not theirs."""
     converted: dict[str, Any] | None = None
-    """Of other people's weights: `what` they were, and the settings that lay beside them."""
+    """Of other people's weights: `what` they were, the settings beside them, and the Hub id of their `origin`."""
 
     @property
     def label(self) -> str:
@@ -161,7 +161,7 @@ def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> Source:
     if not (model / "tokenizer.json").is_file():
         shutil.rmtree(model)
         raise UsageError(f"no tokenizer lies beside {path}. Name the one it was trained with: --tokenizer FOLDER_OR_ID")
-    told = {"what": source.what, "settings": beside}
+    told = {"what": source.what, "settings": beside, "origin": origin_of(path)}
     write_json(model / "converted.json", told)  # whoever publishes this folder by its own name later is told too
     return Source(path.resolve().name, model, model, place, converted=told)
 
