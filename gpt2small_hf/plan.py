@@ -67,7 +67,7 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
         seen = round((one_pass.rows_in(total) - one_pass.rows_in(total - steps)) * tokens_a_row)
         there = round(len(material.rows) * tokens_a_row)
         prepared = f"{there:,} tokens in {len(material.rows):,} rows, {seen / there:.1f} passes"
-    a_token = budget.flops_per_token(config, seq_len)
+    a_token = budget.flops_per_token(config, seq_len, args.run.lora_rank)
     up_to = "up to " if args.chat.chat_data else ""
     facts = {
         "model": f"{n.total:,} parameters, {n.non_embedding:,} without embeddings",

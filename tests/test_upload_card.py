@@ -167,7 +167,7 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
     write_json(Path("theirs/train.json"), {**told, "gradient_accumulation_steps": 81, "clipping_max_norm": 1.0})
 
     adapters = copied(chat_run, "adapters")
-    change(adapters.resolved, run={"lora_rank": 8, "lora_alpha": 16.0})
+    change(adapters.resolved, run={"lora_rank": 8, "lora_alpha": None}, parameters={"total": 20_000, "trained": 1000})
     older = copied(tiny_run, "older")
     resolved, heldout = read_json(older.resolved), read_json(older.heldout)
     for name in ("sources", "splits", "tokenizer"):
@@ -651,7 +651,9 @@ def test_the_settings_are_those_in_force(variant, cards):
         "torch.compile": "no",
     }
     rank = cards["adapters"].table("optimizer")
-    assert rank.pop("LoRA rank") == ["8"]
+    words = "rank 8, alpha 16, dropout 0, on all linear layers of each block; merged into the model's weights"
+    assert rank.pop("LoRA") == [words]
+    assert rank.pop("trained") == ["1,000 of 20,000 parameters (5.0%), those of the adapter included"]
     assert rank == cards["chat"].table("optimizer")
 
 
@@ -680,7 +682,7 @@ def test_the_sizes_are_those_of_the_weights(variant, cards):
     assert f"A {'small chat model:' if variant == 'chat' else 'language model of'} {total:,} parameters" in card.prose
 
 
-@pytest.mark.parametrize("variant", ["run", "chat", "checkpoint"])
+@pytest.mark.parametrize("variant", ["run", "chat", "checkpoint", "adapters"])
 def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     card = cards[variant]
     source, resolved = card.source, read_json(card.source.place.resolved)
@@ -688,7 +690,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
         row for row in read_jsonl(source.place.metrics) if row["step"] <= source.step and "tokens_per_second" in row
     ]
     tokens = rows[-1]["num_input_tokens_seen"]
-    if variant != "chat":
+    if variant not in ("chat", "adapters"):
         assert f" {about(tokens)} tokens" in card.prose
     seconds = round(training_seconds(rows))
     told = card.table("hardware")
@@ -697,8 +699,9 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     assert told["time in training steps"] == [f"{seconds // 60} min {seconds % 60} s"]
     assert told["peak memory"] == [f"{max(row['memory_gib'] for row in rows):.1f} GiB"]
     row_length = resolved["run"]["seq_len"] or resolved["model"]["max_position_embeddings"]
-    flops = flops_per_token(check_sizes(source.model), row_length) * tokens
-    (told_flops,) = [cells for name, cells in told.items() if name.startswith("FLOPs")]
+    flops = flops_per_token(check_sizes(source.model), row_length, resolved["run"]["lora_rank"]) * tokens
+    ((name, told_flops),) = [item for item in told.items() if item[0].startswith("FLOPs")]
+    assert ("without gradients of frozen weights" in name) == (variant == "adapters")
     assert told_flops == [f"{flops:.2e}"]
     made_by = resolved["made_by"]
     origin = card.table("begun")

@@ -15,8 +15,19 @@ from safetensors import safe_open
 
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
+from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Ladder, Run, held_out, ladders, logged_tokens, prompts_line, tokens_of
+from gpt2small_hf.report.page import (
+    Ladder,
+    Run,
+    held_out,
+    ladders,
+    logged_tokens,
+    lora,
+    prompts_line,
+    tokens_of,
+    trained_parameters,
+)
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
 from gpt2small_hf.runs import RunFolder, read_json, sha256
@@ -147,7 +158,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "ladder": _ladder(source, prompts),
         "data": _data(run, publication.private),
         "training": _training(source) if run else None,
-        "compute": _compute(source, flops_per_token(config, _row_length(run) if run else context)),
+        "compute": _compute(source, config),
         "command": scrubbed(run.resolved["made_by"]["command"]) if run else None,
         "provenance": _provenance(source),
         "branches": publication.branches,
@@ -550,7 +561,8 @@ def _training(source: Source) -> dict[str, Any]:
                 "weight decay": f"{t['weight_decay']:g} ({decayed})",
                 "gradients clipped at norm": f"{t['max_grad_norm']:g}" if t["max_grad_norm"] else "not clipped",
                 "dropout": ", ".join(f"{name} {value:g}" for name, value in dropout.items()),
-                "LoRA rank": r.get("lora_rank"),
+                "LoRA": lora(run),
+                "trained": trained_parameters(run),
                 "precision": ", ".join(precision) or "float32",
                 "torch.compile": "yes" if t["torch_compile"] else "no",
                 "seed": f"{t['seed']}"
@@ -571,11 +583,14 @@ def training_seconds(rows: list[dict[str, Any]]) -> float | None:
     return total or None
 
 
-def _compute(source: Source, flops: int) -> str | None:
+def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     """Hardware and time, as a table."""
     if source.run is None:
         return None
     run, rows = source.run, _rows_until(source)
+    rank = run.resolved["run"].get("lora_rank")
+    flops = flops_per_token(config, _row_length(run), rank)
+    count = "PaLM's count" if rank is None else "PaLM's count, without gradients of frozen weights"
     device, seconds = run.resolved["device"], training_seconds(rows)
     gpu = device["type"] != "cpu"
     n, tokens, memory = (
@@ -596,7 +611,7 @@ def _compute(source: Source, flops: int) -> str | None:
             "tokens/s (median)": None if speed is None else f"{speed:,.0f}",
             "MFU (median)": None if mfu is None else f"{mfu:.1%}",
             "peak memory": f"{max(memory):.1f} GiB" if memory else None,
-            "FLOPs (PaLM's count)": None if tokens is None else f"{flops * tokens:.2e}",
+            f"FLOPs ({count})": None if tokens is None else f"{flops * tokens:.2e}",
         }
     )
 

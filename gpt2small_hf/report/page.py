@@ -181,6 +181,8 @@ def facts(run: Run) -> list[list[str]]:
         "data": f"{resolved['data']['folder']} (fingerprint {resolved['data']['fingerprint'][:12]})",
         "learned": learned(run),
         "held out": held_out(run),
+        "LoRA": lora(run),
+        "trained": trained_parameters(run),
         "training": f"learning rate {trainer['learning_rate']:.1e}, {trainer['lr_scheduler_type']}, "
         f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer['seed']}",
         "speed": ", ".join(speed[name].format(value) for name, value in usual.items() if value is not None),
@@ -202,6 +204,28 @@ def learned(run: Run) -> str | None:
         f"{counts['supervised_share']:.1%} of {counts['tokens']:,} tokens in {counts['conversations']:,} conversations "
         f"(loss on {run.chats['loss_on']}, template {one_line(run.chats['template'] or 'of the tokenizer', 40)})"
     )
+
+
+def lora(run: Run) -> str | None:
+    """Return the settings of LoRA, as words; None of a run without."""
+    rank = run.resolved["run"].get("lora_rank")
+    if rank is None:
+        return None
+    alpha, dropout = run.resolved["run"].get("lora_alpha"), run.resolved["run"].get("lora_dropout")
+    settings = run.folder.adapter / "adapter_config.json"
+    targets = read_json(settings)["target_modules"] if settings.is_file() else []
+    layers = ", ".join(sorted({target.rpartition(".")[2] for target in targets})) or "all linear layers"
+    merged = "; merged into the model's weights" if run.heldout is not None else ""
+    return f"rank {rank}, alpha {alpha or 2 * rank:g}, dropout {dropout or 0:g}, on {layers} of each block{merged}"
+
+
+def trained_parameters(run: Run) -> str | None:
+    """Return how many parameters of an adapted model were trained, as words; None of others, or if not recorded."""
+    counts = run.resolved.get("parameters")
+    if not counts or counts["trained"] == counts["total"]:
+        return None
+    share = counts["trained"] / counts["total"]
+    return f"{counts['trained']:,} of {counts['total']:,} parameters ({share:.1%}), those of the adapter included"
 
 
 def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:

@@ -116,12 +116,25 @@ def sizes(config: GPT2SmallConfig) -> Sizes:
     return Sizes(matrices + biases + norms + embeddings + head, embeddings, matrices + V * C)
 
 
-def flops_per_token(config: GPT2SmallConfig, seq_len: int) -> int:
+def lora_parameters(config: GPT2SmallConfig, rank: int) -> int:
+    """Count the parameters of LoRA's two matrices beside each linear layer of the blocks."""
+    C = config.hidden_size
+    inner = config.intermediate_size or 4 * C
+    return config.num_hidden_layers * rank * (4 * (C + C) + 2 * (C + inner))
+
+
+def flops_per_token(config: GPT2SmallConfig, seq_len: int, lora_rank: int | None = None) -> int:
     """FLOPs of training on one token, forward and backward: 6 a multiplied parameter, and attention's 12·L·C·T.
 
     (Chowdhery et al. 2022, PaLM, appendix B; the causal half of the scores is counted too, as is the custom.)
+
+    Of the 6, 2 are the forward pass, 2 the gradient of the layer's input and 2 that of the parameter (Kaplan et al.
+    2020, section 2.1). With LoRA the model's own parameters are frozen and take 4, those of the adapter 6; the rows of
+    new tokens and positions, which are trained too, are not counted among the latter.
     """
     attention = 12 * config.num_hidden_layers * config.hidden_size * seq_len
+    if lora_rank is not None:
+        return 4 * sizes(config).multiplied + 6 * lora_parameters(config, lora_rank) + attention
     return 6 * sizes(config).multiplied + attention
 
 

@@ -222,6 +222,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
     model = material.build()
+    trained = model.num_parameters(only_trainable=True)
+    settings["parameters"] = {"total": model.num_parameters(), "trained": trained}  # an adapter's are among them
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}
@@ -253,7 +255,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             decay=args.run.decay,
             spike_factor=args.run.spike_factor,
             max_bad_steps=args.run.max_bad_steps,
-            flops_per_token=flops_per_token(config, rows.seq_len),
+            flops_per_token=flops_per_token(config, rows.seq_len, args.run.lora_rank),
             peak_flops=peak,
             stop=stop,
             callbacks=[

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gpt2small_hf.training.run as run_module
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.report.page import Run, facts
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
 from gpt2small_hf.training.arguments import parse_arguments
+from gpt2small_hf.training.budget import flops_per_token, lora_parameters, sizes
 from gpt2small_hf.training.material import Material, gather
 from gpt2small_hf.training.paths import check_packages
 
@@ -112,6 +114,18 @@ def test_the_adapters_folder_holds_what_was_trained_and_no_more(made):
     rows = {name.split(".")[-3]: len(tensor) for name, tensor in saved.items() if "trainable_tokens" in name}
     assert rows.pop("embed_positions") == CHAT_CONTEXT - len(weights(made.base)["model.embed_positions.weight"])
     assert set(rows.values()) == {2 for _ in made.more}
+    of_layers = sum(tensor.numel() for name, tensor in saved.items() if ".lora_" in name)
+    config = GPT2SmallForCausalLM.from_pretrained(made.run.model).config
+    assert of_layers == lora_parameters(config, 4)
+    assert flops_per_token(config, 64) - flops_per_token(config, 64, 4) == 2 * sizes(config).multiplied - 6 * of_layers
+    counts = read_json(made.run.resolved)["parameters"]
+    assert counts["trained"] == sum(tensor.numel() for tensor in saved.values())
+    assert counts["total"] == sizes(config).total + counts["trained"]
+    share = f"{counts['trained']:,} of {counts['total']:,} parameters"
+    report = dict(facts(Run(made.run)))
+    assert report["trained"].startswith(share)
+    targets = ", ".join(sorted(ADAPTED))
+    assert report["LoRA"] == f"rank 4, alpha 8, dropout 0, on {targets} of each block; merged into the model's weights"
     assert path.stat().st_mode == (made.run.adapter / "adapter_config.json").stat().st_mode  # others may read it too
 
 
