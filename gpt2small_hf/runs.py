@@ -574,6 +574,24 @@ def git_commit() -> str | None:
         return None
 
 
+def processor_name() -> str:
+    """Return the processor's name as its maker gives it, or its architecture where the system does not tell."""
+    name = ""
+    with suppress(OSError, subprocess.CalledProcessError):
+        if sys.platform == "win32":
+            import winreg
+
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, r"HARDWARE\DESCRIPTION\System\CentralProcessor\0") as key:
+                name = str(winreg.QueryValueEx(key, "ProcessorNameString")[0])
+        elif sys.platform == "darwin":
+            words = ["sysctl", "-n", "machdep.cpu.brand_string"]
+            name = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        else:
+            found = re.search(r"^model name\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+            name = found[1] if found else ""
+    return " ".join(name.split()) or platform.machine()
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide a run's numbers."""
     found = {"python": platform.python_version()}

@@ -229,6 +229,20 @@ def test_the_top_of_an_axis_ignores_few_high_values_unless_they_are_to_be_kept()
     assert robust_top(np.array([50.0, np.nan]), ceiling=10) == 50
 
 
+@pytest.mark.parametrize(("unigram", "is_drawn"), [(5.0, True), (6.5, True), (2.5, True), (9.0, False), (0.1, False)])
+def test_the_unigram_loss_is_a_line_inside_the_axes_or_a_note_at_their_edge(unigram, is_drawn):
+    rows = [{"step": step, "loss": 6 - step / 50} for step in range(0, 150, 10)]
+    figure = loss_figure(rows, 300, unigram)
+    assert figure is not None
+    (axes,) = figure.axes
+    low, high = axes.get_ylim()
+    lines = [line for line in axes.lines if "unigram" in str(line.get_label())]
+    assert len(lines) == is_drawn
+    assert (low < unigram < high) == is_drawn
+    notes = [text.get_text() for text in axes.texts if "unigram" in text.get_text()]
+    assert notes == ([] if is_drawn else [f"unigram {unigram:.3f} {'↑' if unigram > high else '↓'}"])
+
+
 def test_skipped_steps_are_counted_by_kind_also_after_a_resume():
     rows = [
         {"step": 25},

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import platform
 import shlex
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.report.page import Run, as_markdown, as_text
 from gpt2small_hf.report.tables import escaped, worse_line
-from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, read_json, read_jsonl, sha256
+from gpt2small_hf.runs import RunFolder, RunStoppedError, UsageError, processor_name, read_json, read_jsonl, sha256
 from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from upload.arguments import parse_arguments as push_arguments
@@ -81,6 +82,10 @@ def test_resolved_holds_every_value_in_force(tiny_run):
     assert resolved["model"]["hidden_size"] == 16
     assert resolved["model"]["eos_token_id"] == 0
     assert resolved["device"]["type"] == "cpu"
+    name = resolved["device"]["name"]
+    assert name == processor_name() == " ".join(name.split())
+    cpuinfo = Path("/proc/cpuinfo").read_text() if sys.platform == "linux" else ""
+    assert (name in cpuinfo and name != platform.machine()) == ("model name" in cpuinfo)
     assert {"python", "torch", "transformers"} <= set(resolved["made_by"]["versions"])
 
 

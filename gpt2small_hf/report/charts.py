@@ -25,6 +25,8 @@ MOST_POINTS = 600
 # Told apart with every kind of colour vision (Okabe and Ito, 2008), and by line or marker as well.
 MAIN, SECOND, LIMIT, BAD, FAINT, GREY = "#0072B2", "#56B4E9", "#B0552F", "#D55E00", "#BBD6E8", "#666666"
 
+MOST_STRETCH = 1.6
+"""How many times as high the axis of the losses may become to have the unigram loss in it."""
 BOUNDLESS = 1e30
 """From here on a number is as good as infinite, and axes fail."""
 NOTHING = np.array([])
@@ -174,14 +176,17 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
     held_steps, held_losses = values(held, "step"), values(held, "eval_loss")
 
     shown = np.concatenate([line.low, line.mean, line.high, held_losses])
-    top = math.inf
+    top, bottom = math.inf, -math.inf
     if np.isfinite(shown).any():
         # A model that knows nothing loses ln(vocabulary): what lies far above that is a spike wherever it stands.
         ceiling = 1.3 * math.log(vocab_size) if vocab_size else math.inf
         top, bottom = robust_top(shown, np.concatenate([held_losses, mean[:1]]), ceiling), float(np.nanmin(shown))
+        if unigram is not None and max(top, unigram) - min(bottom, unigram) <= MOST_STRETCH * (top - bottom):
+            top, bottom = max(top, unigram), min(bottom, unigram)
         room = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.5
         top += room
-        axes.set_ylim(bottom - room, top)
+        bottom -= room
+        axes.set_ylim(bottom, top)
     if len(train):
         _plot_band(axes, line, "training", "training, lowest to highest")
     if len(held):
@@ -193,9 +198,12 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
         step, loss = found
         axes.plot(step, loss, "*", color=MAIN, markersize=14, markeredgecolor="white", zorder=5)
         _write(axes, f"best {loss:.3f}, step {step:,}", (step, loss), rows[-1]["step"])
-    if unigram is not None:
-        # Where all of the run lies far below it, its name in the legend says enough.
+    if unigram is not None and bottom <= unigram <= top:
         axes.axhline(unigram, color=LIMIT, linewidth=1.2, linestyle="--", label=f"unigram {unigram:.3f}", zorder=2.5)
+    elif unigram is not None:  # far from the run, which would be squashed
+        edge = (0.99, "↑", "top") if unigram > top else (0.01, "↓", "bottom")
+        words = f"unigram {unigram:.3f} {edge[1]}"
+        axes.text(0.99, edge[0], words, transform=axes.transAxes, ha="right", va=edge[2], color=LIMIT, fontsize=8.5)
     _mark_above(axes, np.concatenate([line.steps, held_steps]), np.concatenate([line.high, held_losses]), top)
     _mark(axes, steps[np.isnan(mean)], "x", "not finite")
     _mark(axes, held_steps[np.isnan(held_losses)], "X", "held-out loss not finite")

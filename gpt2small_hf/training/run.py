@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import platform
 import shlex
 import shutil
 import sys
@@ -61,6 +60,7 @@ from gpt2small_hf.runs import (
     locked,
     made_by,
     number_of,
+    processor_name,
     read_json,
     read_jsonl,
     remove,
@@ -447,7 +447,7 @@ def resolve(
         "rows_per_step": rows_per_step,
         "device": {
             "type": device.type,
-            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+            "name": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
             "count": args.trainer.world_size,
             "threads": torch.get_num_threads(),
         },
