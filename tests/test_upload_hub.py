@@ -176,7 +176,7 @@ def test_a_silent_storage_of_xet_ends_the_push_in_one_line(hub, push, run):
     hub.inject("xorb", "silent", times=-1)
     done = push(*QUICK, cold=True, xet=True, HF_XET_CLIENT_READ_TIMEOUT="1s", HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1")
     assert done.status == 4
-    assert done.refusal.startswith(f"nothing was published to {REPO}: ")
+    assert done.refusal.startswith(f"nothing was published to {REPO}: storage (Xet): ")
     assert done.seconds < 60
     assert_untouched(hub)
 

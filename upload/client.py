@@ -110,14 +110,17 @@ class Client(httpx2.Client):
 
 @cache
 def connect() -> None:
-    """Give huggingface_hub this client. Raises: UsageError if the environment's proxy or certificates are invalid."""
+    """Give huggingface_hub this client. Raises: as `new_client`."""
     for variable, limit in XET.items():
         os.environ.setdefault(variable, limit)
-    set_client_factory(
-        lambda: Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=None)
-    )
+    set_client_factory(new_client)
+    get_session()
+
+
+def new_client() -> Client:
+    """Return a client for `huggingface_hub`. Raises: UsageError if the environment names an unusable proxy or file."""
     try:
-        get_session()
+        return Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=None)
     except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
         proxies = [name for name in os.environ if name.lower() in ("all_proxy", "http_proxy", "https_proxy")]
         certificates = [name for name in os.environ if name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]

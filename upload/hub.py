@@ -537,8 +537,8 @@ class Hub:
         reason = _reason(error)
         if _is_unanswered(error):
             raise UploadError(
-                f"the commit to {remote.repo_id} was not answered: {reason}. It may have been made: the same command "
-                "finds out, and goes on."
+                f"the commit to {remote.repo_id} was not answered: {reason}. It may have been made: run the same "
+                "command to find out and to continue."
             ) from None
         if "xet" in reason.lower():
             same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
@@ -765,6 +765,8 @@ def _reason(error: BaseException) -> str:
         message = "the Hub answered 403"
     elif isinstance(error, (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)):
         message = silence(error)
+    elif type(error) is ConnectionError:  # hf_xet's
+        message = f"storage (Xet): {message}"
     elif isinstance(error, (json.JSONDecodeError, *MALFORMED[1:])):
         message = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {message})"
     line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
