@@ -12,6 +12,7 @@ from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
 from upload.arguments import parse_arguments
 from upload.card import fingerprint, marked
+from upload.hub import ignoring_rule
 from upload.push import main, publish
 
 pytest_plugins = ["pushing"]
@@ -413,11 +414,11 @@ def while_weights_go_up(hub: HubServer, push: Push, run: RunFolder, files: dict[
 @pytest.mark.parametrize(
     ("rules", "said", "xet"),
     [
-        (b"*.safetensors\n", "excludes model.safetensors (line `*.safetensors`)", False),
-        (b"*.safetensors\n", "excludes model.safetensors (line `*.safetensors`)", True),
-        (b"*.json\n!/config.json\n", "excludes evaluation/completions.json and 5 more files (line `*.json`)", False),
-        (b"charts/\n*.txt\n", "excludes charts/grad_norm.png and 3 more files (line `charts/`)", False),
-        (b"/README.md", "excludes README.md (line `/README.md`)", False),
+        (b"*.safetensors\n", "excludes model.safetensors (line 1: `*.safetensors`)", False),
+        (b"*.safetensors\n", "excludes model.safetensors (line 1: `*.safetensors`)", True),
+        (b"*.json\n!/config.json\n", "excludes evaluation/completions.json and 5 more files (line 1: `*.json`)", False),
+        (b"charts/\n*.txt\n", "excludes charts/grad_norm.png and 3 more files (line 1: `charts/`)", False),
+        (b"/README.md", "excludes README.md (line 1: `/README.md`)", False),
     ],
     ids=["weights-lfs", "weights-xet", "json", "folder", "card"],
 )
@@ -438,13 +439,34 @@ def test_a_gitignore_that_excludes_a_file_is_refused_before_anything_is_sent(hub
     assert published(hub) == {**contents(run.staged), ".gitignore": b"checkpoint-*/\n*.pt\n"}
 
 
+@pytest.mark.parametrize(
+    ("rules", "name", "rule"),
+    [
+        ({".gitignore": b"*.py\ngpt.py/\n"}, "gpt.py", (".gitignore", "1", "*.py")),  # the second is for folders
+        ({".gitignore": b"\r\n*.json\r\n"}, "charts/a.json", (".gitignore", "2", "*.json")),
+        (
+            {".gitignore": b"*.png\n", "charts/.gitignore": b"# none\nloss*\n"},
+            "charts/loss.png",
+            ("charts/.gitignore", "2", "loss*"),
+        ),
+        ({".gitignore": b"*.png\n", "charts/.gitignore": b"!loss.png\n"}, "charts/loss.png", None),
+        ({".gitignore": b"charts/\n!charts/loss.png\n"}, "charts/loss.png", (".gitignore", "1", "charts/")),
+        ({}, "gpt.py", None),
+    ],
+)
+def test_the_rule_that_excludes_a_file_is_the_one_that_git_applies(rules, name, rule, monkeypatch):
+    assert ignoring_rule(rules, name) == rule
+    monkeypatch.setenv("PATH", "")
+    assert ignoring_rule(rules, name) is None
+
+
 def test_a_gitignore_of_the_branch_to_push_to_is_the_one_that_counts(hub, push, run):
     hub.create(REPO)
     hub.repos[REPO].refs["refs/heads/next"] = hub.landed[-1].oid
     hub.commit(REPO, {".gitignore": b"gpt.py\n"}, revision="next")
     done = push(*QUICK, "--revision", "next")
     assert (done.status, len(hub.landed), sent_bytes(hub)) == (2, 2, 0)
-    assert "excludes gpt.py (line `gpt.py`)" in done.refusal
+    assert "excludes gpt.py (line 1: `gpt.py`)" in done.refusal
     assert push(*QUICK).status == 0
 
 

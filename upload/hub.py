@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 from urllib.parse import quote
@@ -382,15 +383,14 @@ class Hub:
             ignored = sorted(file["path"] for file in response.json()["files"] if file.get("shouldIgnore"))
         if not ignored:
             return
-        rules = ""
-        if ".gitignore" in remote.files:
-            rules = self._read(remote, ".gitignore").decode(errors="replace")
         named = ignored[0] + (f" and {len(ignored) - 1} more files" if len(ignored) > 1 else "")
-        if line := _ignoring_line(rules, ignored[0]):
-            named += f" (line `{line}`)"
+        paths = [path for path in remote.files if PurePosixPath(path).name == ".gitignore"]
+        where, line = "a .gitignore rule", ""
+        if rule := ignoring_rule({path: self._read(remote, path) for path in paths}, ignored[0]):
+            where, line = rule[0], f" (line {rule[1]}: `{rule[2]}`)"
         raise UsageError(
-            f".gitignore of {remote.repo_id} excludes {named}, so the commit would be incomplete. Remove the rule on "
-            "the Hub, or name another repository."
+            f"{where} of {remote.repo_id} excludes {named}{line}, so the commit would be incomplete. Remove the rule "
+            "on the Hub, or name another repository."
         )
 
     # ---- the push ---------------------------------------------------------------------------------------------------
@@ -675,14 +675,24 @@ def _terms(license: str) -> list[str]:
     return re.sub(r"https?://\S+", "", license).lower().split("end of terms and conditions")[0].split()
 
 
-def _ignoring_line(rules: str, name: str) -> str | None:
-    """The last line of a `.gitignore` whose pattern matches a file or a folder above it. Approximate: for messages."""
-    paths = [PurePosixPath(name), *PurePosixPath(name).parents][:-1]
-    for line in reversed(rules.splitlines()):
-        pattern = line.strip().removeprefix("**/").strip("/")
-        if any(fnmatchcase(str(path), pattern) or fnmatchcase(path.name, pattern) for path in paths):
-            return line.strip()
-    return None
+def ignoring_rule(rules: dict[str, bytes], name: str) -> tuple[str, str, str] | None:
+    """Find the rule by which git ignores a file: path of the `.gitignore`, line and pattern.
+
+    `rules` has each `.gitignore` of the repository, by its path. None without git, or if git does not ignore the file.
+    """
+    with tempfile.TemporaryDirectory(prefix="gitignore-") as place:
+        for path, content in rules.items():
+            Path(place, path).parent.mkdir(parents=True, exist_ok=True)
+            Path(place, path).write_bytes(content)
+        settings = {variable: value for variable, value in os.environ.items() if not variable.startswith("GIT_")}
+        git = ["git", "-C", place, "-c", f"core.excludesFile={os.devnull}"]
+        try:
+            for words in ("init", "--quiet"), ("check-ignore", "--verbose", "--no-index", name):
+                done = subprocess.run([*git, *words], capture_output=True, check=True, env=settings)
+        except (OSError, subprocess.CalledProcessError):
+            return None
+    path, line, pattern = done.stdout.decode(errors="replace").partition("\t")[0].split(":", 2)
+    return None if pattern.startswith("!") else (path, line, pattern)
 
 
 @contextmanager
