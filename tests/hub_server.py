@@ -466,7 +466,8 @@ class HubServer:
     part_bytes = 20 * 2**20  # LFS files above this go up in parts of this size
     page_size = 1000  # entries of a tree or history per page
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        self._port = port  # 0: any that is free
         self.users = {TOKEN: User("you"), READ_TOKEN: User("you", "read"), STRANGER_TOKEN: User("stranger")}
         self.repos: dict[str, Repo] = {}
         self.collections: dict[str, dict] = {}
@@ -483,7 +484,7 @@ class HubServer:
     def __enter__(self) -> "HubServer":
         self._folder = tempfile.TemporaryDirectory(prefix="hub-")
         self._store = Path(self._folder.name)
-        self._server = Server(("127.0.0.1", 0), Handler)
+        self._server = Server(("127.0.0.1", self._port), Handler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
@@ -570,6 +571,11 @@ class HubServer:
         """Answer so, and do nothing."""
         answer = Answer({"error": f"fault {status}"} if body is None else body, status, headers or {})
         self._faults.append(Fault(method, path, times, after, lambda handler: handler.drain() or answer))
+
+    def stop_faults(self) -> None:
+        """Let all further requests go well."""
+        with self._lock:
+            self._faults.clear()
 
     def drop(self, path: str, method: str | None = None, after_bytes: int = 0, times: int = 1, after: int = 0) -> None:
         """Read so many bytes of the request's body, do nothing, and close the line."""

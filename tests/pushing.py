@@ -26,24 +26,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
 from conftest import REPOSITORY, UNKNOWN_TO_STRANGERS
-from hub_server import TOKEN, HubServer, Pause, Request, Server
+from hub_server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
 from gpt2small_hf.runs import RunFolder
 
 PUSH = REPOSITORY / "upload" / "push.py"
 REPO = "you/tiny"
+OF_HUB = {".gitattributes": GITATTRIBUTES}
+"""Path → content of what the Hub puts into a new repository."""
 ENOUGH_SECONDS = 300
 
+FAST = "upload.client.WAITS = (0.01,) * 4"
+"""Calls are repeated at once."""
 WAITING = """
 import gc, json, os, runpy, sys
-push = sys.argv[1]
+push, then = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(push)))
-import upload.card, upload.client, upload.hub, upload.source, upload.stage, upload.verify
+import upload.card, upload.client, upload.hub, upload.secret_scan, upload.source, upload.stage, upload.verify
 from transformers import AutoModelForCausalLM, AutoTokenizer
-upload.client.WAITS = (0.01,) * 4
+upload.secret_scan.check_words("")  # compiles the rules
+exec(then)
 gc.freeze()  # or collecting garbage would copy all of it in each command
 print("waiting", flush=True)
 for line in sys.stdin:
@@ -118,12 +122,13 @@ class Command:
 class Waiting:
     """The process that has imported what a push needs; it talks to servers at `port`."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, xet: bool = False, more: dict[str, str] | None = None, then: str = FAST) -> None:
+        """Start it, with `more` variables, and execute Python code `then`."""
         # Below the ports that systems give to clients, or one of these could take it between two tests.
         self.port = next(port for port in random.sample(range(20_000, 30_000), 100) if is_free(port))
-        self.environment = environment(f"http://127.0.0.1:{self.port}", home, xet=False)
+        self.environment = {**environment(f"http://127.0.0.1:{self.port}", home, xet=xet), **(more or {})}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", WAITING, str(PUSH)],
+            [sys.executable, "-c", WAITING, str(PUSH), then],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -237,17 +242,9 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
 
 
 @pytest.fixture
-def hub(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+def hub(waiting: Waiting) -> Iterator[HubServer]:
     """An empty Hub; it must be asked nothing that it does not know, and storage must see no token."""
-
-    class AtPort(Server):
-        """Where the waiting process looks for it."""
-
-        def __init__(self, address: tuple[str, int], *rest: Any) -> None:
-            super().__init__((address[0], waiting.port), *rest)
-
-    monkeypatch.setattr(hub_server, "Server", AtPort)
-    with HubServer() as hub:
+    with HubServer(waiting.port) as hub:
         yield hub
         assert hub.unknown_routes == []
         assert hub.leaks == []
