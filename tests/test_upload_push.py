@@ -112,7 +112,7 @@ def test_a_run_is_published_whole_private_tagged_and_used_by_a_stranger_as_its_c
     assert record["verified"]["checksums"] == len(OF_A_RUN)
     used = {name: version for name, version in versions().items() if name in ("python", "torch", "transformers")}
     assert record["checked_with"] == record["verified"]["with"] == used
-    assert record["made_by"]["command"] == f"python push.py runs/short {REPO}"
+    assert record["made_by"]["command"] == f"python push.py short {REPO}"
     told = [path.read_bytes() for path in (run.published, run.root / "staged.json")]
     assert not any(TOKEN.encode() in content for content in (*there.values(), *told))
     assert not any(str(run.root.parents[2]).encode() in content for content in (*there.values(), *told))
@@ -195,8 +195,9 @@ def test_a_private_base_model_is_not_linked(hub, push, run):
     )
     done = push(*QUICK, "--public")
     assert done.status == 0, done.err
-    assert "private   you/base: the card does not link it\n" in done.out
+    assert "private   you/base: not linked, and its account is not published\n" in done.out
     assert "huggingface.co/you/base" not in published(hub)["README.md"].decode()
+    assert b"you/base" not in published(hub)["resolved.json"]
 
 
 @slow
@@ -669,7 +670,9 @@ def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, t
     assert there.keys() == {name for name in OF_A_RUN if "/" not in name and name != "resolved.json"}
     assert there == contents(tmp_path / "runs" / "theirs" / "staged")
     card = there["README.md"].decode()
-    assert "private   somebody/some-text: the card does not link it" in done.out  # no such data set is on this Hub
+    assert (
+        "private   somebody/some-text: not linked, and its account is not published" in done.out
+    )  # no such data set is on this Hub
     assert "datasets:" not in card
     assert "Its weights were trained by other code" in card
     record = read_json(tmp_path / "runs" / "theirs" / "published.json")

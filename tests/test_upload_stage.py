@@ -35,10 +35,11 @@ from gpt2small_hf.runs import (
 from upload.arguments import parse_arguments
 from upload.card import render
 from upload.checks import CODE
-from upload.facts import Publication
+from upload.facts import Publication, linked_repositories
 from upload.license import License, write_license
-from upload.privacy import chat_questions, scrubbed
+from upload.privacy import chat_questions, scrubbed, scrubbed_command
 from upload.push import publish
+from upload.secret_scan import is_secret
 from upload.source import find
 from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
 
@@ -64,7 +65,7 @@ def bare(tiny_run, tmp_path, monkeypatch) -> Path:
     return Path("mine")
 
 
-def staged(name: Path, **more: bool) -> Path:
+def staged(name: Path, **more: Any) -> Path:
     """Stage what has this name, as push.py does: whole or not at all."""
     with whole(Path("out/staged")) as folder:
         stage(find(name), folder, **more)
@@ -610,6 +611,8 @@ def test_nobody_is_told_from_where_model_and_tokenizer_were_loaded_here(bare):
     before = {name: read_json(bare / name) for name in MODEL if name.endswith(".json") and name != "tokenizer.json"}
     for name, told in before.items():
         write_json(bare / name, {**told, "_name_or_path": "/home/ada/x", "name_or_path": "/home/ada/x"})
+    words = bare / "tokenizer_config.json"
+    write_json(words, {**read_json(words), "tokenizer_file": "/home/ada/x/tokenizer.json"})  # as transformers 4 does
     folder = staged(bare)
     for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
         assert "_name_or_path" not in read_json(folder / name)
@@ -682,10 +685,10 @@ def ada(monkeypatch) -> None:
         # home folders
         (HOME, "~"),
         (f"{HOME}/texts/a.jsonl", "a.jsonl"),
-        (f"{HOME}/my texts/a b.jsonl", "~/my texts/a b.jsonl"),
-        (f"--text '{HOME}/x y.txt' --seed 1", "--text '~/x y.txt' --seed 1"),
+        (f"{HOME}/my texts/a b.jsonl", "a b.jsonl"),
+        (f"--text '{HOME}/x y.txt' --seed 1", "--text 'x y.txt' --seed 1"),
         ("~/texts/a.jsonl", "a.jsonl"),
-        ("~ada/texts", "~user/texts"),
+        ("~ada/texts", "texts"),
         ("/home/eve", "user"),
         ("/Users/eve/", "user"),
         ("/mnt/home/a.jsonl", "a.jsonl"),
@@ -696,22 +699,52 @@ def ada(monkeypatch) -> None:
         (r"\\server\texts\ada\a.jsonl", "a.jsonl"),
         # users' names in paths
         ("/scratch/ada", "user"),
-        ("runs/ada/tiny", "runs/user/tiny"),
-        ("runs/ada", "runs/user"),
-        ("../ada/texts", "user/texts"),
+        ("runs/ada/tiny", "tiny"),
+        ("runs/ada", "user"),
+        ("../ada/texts", "texts"),
         ("../../texts", "texts"),
-        ("runs/adamant/ada.yaml", "runs/adamant/ada.yaml"),
+        ("runs/adamant/ada.yaml", "ada.yaml"),
+        ("runs/tiny/model/model.safetensors", "model.safetensors"),
+        # spaces
+        ("/srv/Acme Corp/Project Falcon/x.txt", "x.txt"),
+        ("'/srv/Acme Corp/Project Falcon/x.txt'", "'x.txt'"),
+        ("see /srv/Acme Corp/Project Falcon/x.txt there", "see x.txt there"),
+        ("file:///srv/Acme Corp/x y.txt", "x y.txt"),
+        (r"C:\Users\Ada L\My Docs\x y.txt", "x y.txt"),
+        (r"\\server\my share\x y.txt", "x y.txt"),
+        # addresses: neither host nor bucket, name, password or query
+        ("https://user:p@ss@host", "…"),
+        ("https://user:p@ss@host/a/x.txt", "x.txt"),
+        ("https://user:p/ss@host", "…"),
+        ("https://ada:secret@example.com/x?key=secret&a=b", "x"),
+        ("https://example.org", "…"),
+        ("see https://example.com/home/ada/x, and /data/texts/a", "see x, and a"),
+        ("s3://acme-falcon/texts/a.parquet", "a.parquet"),
+        ("gs://acme-falcon/texts/*.parquet", "*.parquet"),
+        ("abfss://falcon@acme.dfs.core.windows.net/a.parquet", "a.parquet"),
+        ("s3://acme-falcon", "…"),
+        ("user@gpu7.internal:/srv/x", "x"),
+        ("user@gpu7:x.txt", "x.txt"),
+        ("gpu7:/srv/my texts/x.txt", "x.txt"),
+        # hosts and accounts
+        ("gpu7:29500", "…"),
+        ("--rdzv_endpoint=gpu7:29500", "--rdzv_endpoint=…"),
+        ("10.0.0.1:29500", "…"),
+        ("10.0.0.1, fe80::1 and [2001:db8::1]:80", "…, … and …"),
+        ("on gpu7.acme.internal now", "on … now"),
+        ("ada@example.com", "…"),
+        # Hub ids that are not known to be public
+        ("ada/tiny-texts", "tiny-texts"),
+        ("ada/tiny-texts:part[0:100]", "tiny-texts:part[0:100]"),
+        ("https://huggingface.co/datasets/ada/tiny-texts", "tiny-texts"),
+        ("hf://datasets/ada/tiny-texts/a.parquet", "a.parquet"),
         # what is none of it
-        ("ada/tiny-texts", "ada/tiny-texts"),
-        ("https://huggingface.co/datasets/ada/texts", "https://huggingface.co/datasets/ada/texts"),
-        ("see https://example.com/home/ada/x, and /data/texts/a", "see https://example.com/home/ada/x, and a"),
-        ("hf://datasets/ada/texts/a.parquet", "hf://datasets/ada/texts/a.parquet"),
-        ("https://ada:secret@example.com/x?key=secret&a=b", "https://example.com/x"),
+        ("examples/tiny.yaml", "examples/tiny.yaml"),
         ("train --hub_token secret --seed 1", "train --hub_token … --seed 1"),
         ("train --api_key=secret --seed 1", "train --api_key=… --seed 1"),
         ("{{ 'Q:\n\n' + message.content + '\n\n' }}", "{{ 'Q:\n\n' + message.content + '\n\n' }}"),
         (r"{{ 'Q:\n\n' + message.content + '\n\n' }}", r"{{ 'Q:\n\n' + message.content + '\n\n' }}"),
-        ("runs/tiny/model/model.safetensors", "runs/tiny/model/model.safetensors"),
+        ("12:34:56, 2026-11-22T01:11:32+00:00 and 2.13.0+cpu", "12:34:56, 2026-11-22T01:11:32+00:00 and 2.13.0+cpu"),
         ("and/or, 1/2, 2026/01/02, /a, a / b", "and/or, 1/2, 2026/01/02, /a, a / b"),
         ("adamw_torch_fused", "adamw_torch_fused"),
         ("ada", "ada"),
@@ -721,6 +754,98 @@ def ada(monkeypatch) -> None:
 def test_of_a_path_its_last_part_is_kept_and_of_a_user_nothing(told, published):
     assert scrubbed(told) == published
     assert scrubbed({"a": [told, {told: 1}]}) == {"a": [published, {published: 1}]}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("{}", "{}:part", "{}[0:100]", "{}:part[-100:]"),
+        *("https://huggingface.co/{}", "https://huggingface.co/datasets/{}/a/b.parquet", "https://hf.co/{}"),
+        *("hf://datasets/{}", "hf://datasets/{}@main/a.parquet", "hf://{}/model.safetensors"),
+    ],
+)
+def test_hub_ids_are_published_in_full_only_if_everybody_may_see_them(address):
+    assert scrubbed(address.format("ada/texts"), {"ada/texts"}) == address.format("ada/texts")
+    assert "acme" not in scrubbed(address.format("acme/texts"), {"ada/texts"})
+
+
+@pytest.mark.parametrize("private", [[], ["acme/base"], ["acme/base", "acme/falcon", "acme/words"]])
+def test_account_of_a_private_repository_is_in_no_staged_file(private, run):
+    resolved = read_json(run.resolved)
+    train = [{"dataset": "acme/falcon", "config": None, "split": "train", "revision": "0" * 40}]
+    data = {**resolved["data"], "sources": {"train": train}}
+    data["tokenizer"] = {**data["tokenizer"], "name": "acme/words"}
+    command = "python train.py a.yaml --init_from acme/base --dataset=acme/falcon --tokenizer acme/words"
+    base = {"init_from": "acme/base", "of_hub": True, "sha256": "0" * 64}
+    given = {**resolved["run"], "init_from": "acme/base"}
+    made = {**resolved["made_by"], "command": command}
+    write_json(run.resolved, {**resolved, "run": given, "base": base, "data": data, "made_by": made})
+    source, hidden = find(run.root), frozenset(private)
+    assert linked_repositories(source, Publication("you/short")) == [
+        *(("dataset", "acme/falcon"), ("model", "acme/base"), ("model", "acme/words"))
+    ]
+    folder = staged(run.root, private=hidden)
+    card = render(source, folder, Publication("you/short", private=hidden))
+    for name in ("acme/base", "acme/falcon", "acme/words"):
+        for text in (card, (folder / "resolved.json").read_text()):
+            assert (name in text) == (name not in hidden), name
+    for text in (card, (folder / "resolved.json").read_text()):
+        assert ("acme" in text) == (len(hidden) < 3)
+
+
+@pytest.mark.usefixtures("ada")
+def test_command_line_is_published_word_by_word():
+    words = {
+        "--text '/srv/Acme Corp/a b.txt' s3://acme/x.txt 'Project Falcon/y.txt'": "--text 'a b.txt' x.txt y.txt",
+        "--output_dir=/srv/acme/tiny": "--output_dir=tiny",
+        "--rdzv_endpoint=gpu7:29500 --master_addr gpu7": "'--rdzv_endpoint=…' --master_addr '…'",
+        "--hub_token abc --wandb-key=abc": "--hub_token '…' '--wandb-key=…'",
+        "MASTER_ADDR=gpu7 WANDB_ENTITY=acme": "'MASTER_ADDR=…' 'WANDB_ENTITY=…'",
+        "http_proxy=http://a:b@proxy:3128": "'http_proxy=…'",
+        "--init_from ada/base --dataset acme/falcon": "--init_from ada/base --dataset falcon",
+        "--prompts 'What is in /etc/hosts?' and/or": "--prompts 'What is in /etc/hosts?' and/or",
+        """--optim_args '{"a": 0.1, "b": "/x/y"}'""": """--optim_args '{"a": 0.1, "b": "y"}'""",
+        "--learning_rate -1e-3 examples/tiny.yaml": "--learning_rate -1e-3 examples/tiny.yaml",
+    }
+    for told, published in words.items():
+        assert scrubbed_command(f"python train.py {told}", {"ada/base"}) == f"python train.py {published}"
+    assert scrubbed_command("python train.py 'a /srv/acme/b") == "python train.py 'a b"
+
+
+def test_settings_are_published_by_what_they_are():
+    told = {
+        "output_dir": "Project Falcon/tiny",
+        "chat_data": ["Project Falcon/a.jsonl", "/srv/b c/d.jsonl[0:100]"],
+        "device": {"name": "AMD Radeon RX 7900 XT/7900 XTX"},
+        "master_addr": "gpu7",
+        "entity": "acme",
+        "proxy": None,
+        "inputs": {"Project Falcon/a.jsonl": "sha"},
+    }
+    assert scrubbed(told) == {
+        "output_dir": "tiny",
+        "chat_data": ["a.jsonl", "d.jsonl[0:100]"],
+        "device": {"name": "AMD Radeon RX 7900 XT/7900 XTX"},
+        "master_addr": "…",
+        "entity": "…",
+        "proxy": None,
+        "inputs": {"a.jsonl": "sha"},
+    }
+
+
+def test_name_of_this_machine_is_not_published(monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu7")
+    assert scrubbed(["runs/gpu7", "on gpu7, with gpu70", "runs/gpu7-b"]) == ["…", "on …, with gpu70", "gpu7-b"]
+    monkeypatch.setattr("socket.gethostname", lambda: "tiny")  # may be any word
+    assert scrubbed("runs/tiny") == "tiny"
+
+
+def test_secret_in_a_setting_is_not_cut_up_so_that_it_is_refused():
+    key = "aB3/" * 10
+    hook = f"https://hooks.slack.com/services/T{'A1' * 5}/B{'A1' * 5}/{'aB3' * 8}"
+    for told in (f"AWS_SECRET_ACCESS_KEY={key}", f"aws_secret_access_key = {key}", hook):
+        assert scrubbed(told) == told
+        assert is_secret(told)
 
 
 @pytest.mark.usefixtures("ada")
@@ -776,7 +901,7 @@ def test_no_folder_above_a_path_is_published(parts, before):
     assert published.endswith(parts[-1]) or published.endswith("user")
 
 
-@given(st.text(st.characters(exclude_characters="/\\~", exclude_categories=["Cs"])))
+@given(st.text(st.characters(exclude_characters="/\\~@:.=", exclude_categories=["Cs"])))
 def test_text_without_a_path_stays_as_it_is(text):
     assert scrubbed(text) == text
 
@@ -831,7 +956,7 @@ def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(
     assert str(tmp_path) not in published
     told = read_json(folder / "resolved.json")
     assert told["made_by"]["command"] == (
-        "python train.py '~/my recipes/short run.yaml' --text 'a.jsonl' '--output_dir=x' --data_dir 'user'"
+        "python train.py 'short run.yaml' --text a.jsonl --output_dir=x --data_dir user"
     )
     assert told["data"]["sources"]["train"][0]["file"] == "a.jsonl"
     assert told["model"] == read_json(run.resolved)["model"]

@@ -5,7 +5,6 @@ Nothing is invented: what no file tells is None or empty.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +35,7 @@ from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
 from upload.checks import check_sizes, modified_code, weight_files
 from upload.license import TEXT, TEXT_OF_CODE, License
-from upload.privacy import scrubbed
+from upload.privacy import hub_dataset, hub_ids, is_hub_id, public_ids, scrubbed, scrubbed_command
 from upload.source import Source
 from upload.stage import CHARTS
 
@@ -85,15 +84,14 @@ class Publication:
 
 
 def linked_repositories(source: Source, publication: Publication) -> list[tuple[str, str]]:
-    """List the repositories that the card links, beside its own: type (`model` or `dataset`) and id."""
+    """List the repositories that are named beside its own: type (`model` or `dataset`) and id."""
     base, data, converted = _base(source.run, publication), _data(source.run, frozenset()), _converted(source)
     datasets = {*(data["datasets"] if data else []), converted["dataset"] if converted else None}
     baseline = _published_baseline(publication) if source.run else None
     origin = _credit(source, publication)["origin"]
     models = {base["repo"] if base else None, baseline, publication.twin, origin["repo"] if origin else None}
-    return [
-        (kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in sorted(names - {None})
-    ]
+    linked = {(kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in names if name}
+    return sorted(linked | (hub_ids(source.run.resolved) if source.run else set()))
 
 
 def facts(source: Source, folder: Path, publication: Publication) -> dict[str, Any]:
@@ -111,6 +109,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     # As it is staged: without prompts that are not to be published.
     prompts = read_json(folder / "resolved.json")["run"]["prompts"] if run else []
     prompt = prompts[0] if prompts else QUESTION if chat else PROMPT
+    public = public_ids(run.resolved, publication.private) if run else set()
     base, converted = _base(run, publication), _converted(source)
     if converted and converted["dataset"] in publication.private:
         converted["dataset"] = None
@@ -159,7 +158,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "data": _data(run, publication.private),
         "training": _training(source) if run else None,
         "compute": _compute(source, config),
-        "command": scrubbed(run.resolved["made_by"]["command"]) if run else None,
+        "command": scrubbed_command(run.resolved["made_by"]["command"], public) if run else None,
         "provenance": _provenance(source),
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
@@ -243,7 +242,7 @@ def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
     for folder in (path, path.parent):
         if repo := _published_as(RunFolder(folder), digest, publication):
             return {"kind": "run", "name": repo, "repo": repo}
-    is_id = run.resolved["base"].get("of_hub", _is_hub_id(name))
+    is_id = run.resolved["base"].get("of_hub", is_hub_id(name))
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
         return {"kind": "private model", "name": shown, "repo": None}
@@ -293,7 +292,7 @@ def _converted(source: Source) -> dict[str, Any] | None:
     return {
         "what": source.converted["what"],
         "table": _table(rows),
-        "dataset": told.get("dataset") if _is_hub_id(told.get("dataset")) else None,
+        "dataset": told.get("dataset") if is_hub_id(told.get("dataset")) else None,
     }
 
 
@@ -307,15 +306,10 @@ def _table(rows: dict[str, Any], header: tuple[str, str] = ("", "")) -> str | No
     return markdown_table(header, cells, text=(0, 1)) if cells else None
 
 
-def _is_hub_id(name: Any) -> bool:
-    return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
-
-
 def _hub_dataset(origin: dict[str, Any], private: frozenset[str]) -> str | None:
-    """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
-    name = _dataset(origin)
-    is_linked = _is_hub_id(name) and not origin.get("sha256") and not origin.get("file") and name not in private
-    return name if is_linked else None
+    """The Hub id of a source of training data that everybody may see."""
+    name = hub_dataset(origin)
+    return None if name in private else name
 
 
 def _rows_until(source: Source) -> list[dict[str, Any]]:
@@ -469,7 +463,7 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "loss_on": run.chats["loss_on"] if run.chats else None,
         "held_out": held_out(run),
         "measured_on": _measured_on(told["sources"], private),
-        "tokenizer": scrubbed(tokenizer["name"]) if tokenizer else None,
+        "tokenizer": scrubbed(tokenizer["name"], public_ids(run.resolved, private)) if tokenizer else None,
         "trained_tokenizer": bool(tokenizer) and tokenizer["name"] == "trained here",
         "packing": run.resolved["run"]["packing"],
         "new_tokens": told.get("new_tokens") or [],
@@ -489,17 +483,14 @@ def _measured_on(sources: dict[str, Any], private: frozenset[str]) -> dict[str, 
     return {"name": f"{'' if separate else 'held-out part of '}{hub or origins[0]['name']}{more}", "hub": hub}
 
 
-def _dataset(origin: dict[str, Any]) -> str:
-    """The Hub id of a source of training data, or its name."""
-    return str(origin.get("dataset") or origin.get("name", "").split(":")[0].split("[")[0])
-
-
 def _origin(origin: dict[str, Any], private: frozenset[str]) -> dict[str, Any]:
     """One source of training data."""
-    name = _dataset(origin) if origin.get("dataset") else origin.get("file") or origin["name"]
+    name, hub = origin.get("dataset") or origin.get("file") or origin["name"], _hub_dataset(origin, private)
     return {
-        "name": "Python's language reference, as CPython carries it" if name == "python-docs" else scrubbed(name),
-        "hub": _hub_dataset(origin, private),
+        "name": "Python's language reference, as CPython carries it"
+        if name == "python-docs"
+        else hub or scrubbed(name),
+        "hub": hub,
         "config": origin.get("config"),
         "split": origin.get("split"),
         "revision": origin.get("revision"),

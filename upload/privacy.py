@@ -1,74 +1,216 @@
-"""What of a run nobody else should read: paths and names of this machine, and questions of its user's chats, are taken
-out. Secrets are refused: `secret_scan.py`.
+"""What of a run is published: settings without folders, hosts, accounts and credentials, and no questions of its chats.
+
+Secrets are not taken out, but refused: `secret_scan.py`.
 """
 
 from __future__ import annotations
 
 import getpass
+import ipaddress
+import json
 import re
+import shlex
+import socket
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import read_jsonl
+from upload.secret_scan import is_secret
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+HIDDEN = "…"
+"""Instead of a host, an account or a credential."""
 
 # ---- what is taken out -----------------------------------------------------------------------------------------------
 
-_LETTER = r"[^\s/\\'\"<>|,;:=\[\]{}()]"
-_PART = _LETTER + "+"
-_PATH = re.compile(
-    rf"(?:file://|~|(?<![\w./\\~-])/?)(?:/{_PART}){{2,}}/?"  # of here, of home, or written as an address
-    rf"|\b[A-Za-z]:[\\/]+(?={_LETTER}{{2}}){_PART}(?:[\\/]+{_PART})*"  # C:\texts, and not Q:\n
-    rf"|(?<![\w\\])\\(?:\\{_PART}){{2,}}"  # \\server\texts
+_AS_IT_IS = {"prompts", "completions", "device"}
+"""Text of a user or a model, which is shown as it is; and the hardware, whose name may have a slash."""
+_PATHS = {
+    *(
+        "output_dir",
+        "data_dir",
+        "branch_from",
+        "resume",
+        "init_from",
+        "folder",
+        "file",
+        "name",
+        "inputs",
+        "logging_dir",
+    ),
+    *("text", "validation_text", "chat_data", "dataset", "tokenizer", "deepspeed", "best_model_checkpoint"),
+}
+"""Settings that are paths, so that `Project Falcon/a.jsonl` is one too."""
+_CREDENTIAL = re.compile(r"(?:.*[_-])?(?:token|key|secret|passw(?:or)?d|pwd|credentials?)", re.IGNORECASE)
+_HOST = re.compile(r"(?:.*[_-])?(?:host(?:name)?|ip|addr(?:ess)?|endpoint|server|proxy|entity)", re.IGNORECASE)
+_NAMED = re.compile(r"(-{0,2}[A-Za-z_][\w-]*)=(.*)", re.DOTALL)
+
+_ADDRESS = r"[A-Za-z][A-Za-z\d+.-]+://"
+_HUB = re.compile(
+    r"(?:https://(?:huggingface\.co|hf\.co)/|hf://)(?:datasets/|models/|spaces/)?([\w.-]+/[\w.-]+)(?:[/@][^?#\s]*)?"
+    r"|([\w.-]+/[\w.-]+)(?::[\w.-]+)?(?:\[-?\d*:-?\d*\])?"  # with a configuration and rows: `org/name:config[0:100]`
 )
-_URL = re.compile(r"(\b(?!file:)[A-Za-z][\w+.-]+://[^\s'\"<>]+)")
-_WORDS = ("prompts", "completions")
-"""What stands under these names is text, of a user or a model, and shown as it is."""
+
+_IS_PATH = re.compile(
+    rf"{_ADDRESS}|[/~]|\.\.?[/\\]|[A-Za-z]:[\\/]+[^\s\\/]|\\\\\w"  # address, absolute, of home or here, Windows, UNC
+    r"|[\w.+-]+@[\w.-]+:|[\w.-]{2,}:[/~]"  # user@host:path, host:/path
+    r"|\w[\w.-]*\\[\w.-]|(?![\d./]+$)[^\s/{}<>]*/[^\s{}<>]*$"  # runs\tiny, runs/tiny; not 1/2
+)
+_LETTER = r"[^\s/\\'\"<>|,;:=\[\]{}()]"
+_FOLDER = rf"{_LETTER}(?:(?! -)[^/\\'\"<>|,;:=\[\]{{}}()\n])*"  # its name may have spaces
+_IN_TEXT = re.compile(
+    rf"(?P<quote>['\"])(?=[^'\"\n]*[/\\])(?P<quoted>(?:{_ADDRESS}|[/~]|\.\.?/|\\\\\w|[A-Za-z]:[\\/]+{_LETTER}{{2}})[^'\"\n]*)(?P=quote)"
+    rf"|{_ADDRESS}[^\s'\"<>]*[^\s'\"<>.,;:)\]]"
+    rf"|[\w.+-]+@[\w.-]+:{_LETTER}[^\s'\"]*|\b[A-Za-z][\w.-]+:/(?:{_FOLDER}/)*{_LETTER}+"
+    rf"|(?:~|(?<![\w./\\~-])/?)(?:/{_FOLDER})+/{_LETTER}+/?"
+    rf"|\b[A-Za-z]:[\\/]+(?={_LETTER}{{2}})(?:{_FOLDER}[\\/]+)*{_LETTER}+"
+    rf"|(?<![\w\\])\\\\{_LETTER}+(?:\\{_FOLDER})*\\{_LETTER}+"
+)
+_BEFORE_PATH = re.compile(rf"(?!file:){_ADDRESS}[^/]*|\\\\[^\\/]*|[\w.+-]+@[\w.-]+:|[\w.-]{{2,}}:(?=[/~])")
+_OF_NETWORK = re.compile(
+    r"[\w.+-]+@[\w.-]+(:\d+)?|([\w-]+\.)+(internal|local|lan|corp|intranet|localdomain|cluster)(:\d+)?"
+)
+_NO_SPACE = re.compile(r"[\w.:@%+\[\]-]*[.:@][\w.:@%+\[\]-]*\w\]?")
 
 
-def scrubbed(value: Any) -> Any:
-    """Settings and command lines without absolute paths and user names: of a path, its last part is kept.
+def scrubbed(value: Any, public: Collection[str] = (), *, is_path: bool = False) -> Any:
+    """Return settings without what is of one machine or account: of a path or address, its last part is kept.
 
-    `/home/ada/texts/a.jsonl` becomes `a.jsonl`; in what remains, a folder called as the user here becomes `user`.
-    Addresses, prompts, what a model wrote and chat templates stay as they are.
+    `/srv/Acme Corp/a.jsonl`, `s3://acme/a.jsonl` and `ada@host:/srv/a.jsonl` become `a.jsonl`; hosts and credentials
+    become `…`. Prompts, what a model wrote, chat templates and the recipes in `examples/` stay as they are. So does a
+    text with a secret: in parts, `check_secrets` would not know it.
+
+    Args:
+        value: JSON, or a text of it.
+        public: Hub ids that everybody may see, which are kept in full.
+        is_path: whether texts are known to be paths.
     """
     if isinstance(value, dict):
         kept: dict[Any, Any] = {}
         for key, item in value.items():
-            if _names_a_token(key):
+            if isinstance(key, str) and key.endswith("_token"):
                 continue
-            name = scrubbed(key)
+            name = scrubbed(key, public, is_path=is_path)
             while name in kept:  # two files of one name, in two folders
                 name += " (another)"
-            kept[name] = item if key in _WORDS or _is_template(key, item) else scrubbed(item)
+            kept[name] = _item(key, item, public)
         return kept
     if isinstance(value, list):
-        return [scrubbed(item) for item in value]
-    if not isinstance(value, str):
+        return [scrubbed(item, public, is_path=is_path) for item in value]
+    return _text(value, public, is_path=is_path) if isinstance(value, str) else value
+
+
+def _item(key: Any, value: Any, public: Collection[str]) -> Any:
+    """The value of a setting."""
+    if key in _AS_IT_IS or _is_template(key, value):
         return value
-    pieces = _URL.split(value)  # every second one is an address
-    return "".join(_without_access(piece) if i % 2 else _without_paths(piece) for i, piece in enumerate(pieces))
+    if isinstance(value, str) and isinstance(key, str):
+        if key == "command":
+            return scrubbed_command(value, public)
+        if value and _HOST.fullmatch(key):
+            return HIDDEN
+    return scrubbed(value, public, is_path=key in _PATHS)
 
 
-def _without_access(address: str) -> str:
-    """An address without name, password and query, which let others in."""
-    return re.sub(r"//[^/@]*@", "//", address).partition("?")[0]
+def scrubbed_command(command: str, public: Collection[str] = ()) -> str:
+    """Return a command line, each of its words as `scrubbed`; prompts as they are."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a shell's
+        return scrubbed(command, public)
+    kept, flag = [], ""
+    for word in words:
+        named = _NAMED.fullmatch(word)
+        if named and (word.startswith("-") or named[1].isidentifier()):
+            flag = named[1].lstrip("-")
+            word = f"{named[1]}={_argument(flag, named[2], public)}"
+        elif re.match(r"--?[A-Za-z]", word):
+            flag = word.lstrip("-")
+        else:
+            word = _argument(flag, word, public)
+        kept.append(word)
+    return shlex.join(kept)
 
 
-def _without_paths(text: str) -> str:
-    text = re.sub(r"(--\w*(?:_token|_key|secret|password))([ =])\S+", r"\1\2…", text)
+def _argument(flag: str, word: str, public: Collection[str]) -> str:
+    """The value of a flag."""
+    if flag in _AS_IT_IS:
+        return word
+    if _CREDENTIAL.fullmatch(flag) or _HOST.fullmatch(flag):
+        return HIDDEN
+    if word.startswith(("{", "[")):
+        try:
+            return json.dumps(scrubbed(json.loads(word), public), ensure_ascii=False)
+        except ValueError:
+            pass
+    return _text(word, public, is_path=True)
+
+
+def _text(text: str, public: Collection[str], *, is_path: bool = False) -> str:
+    """A value, a word of a command or a sentence."""
+    if is_secret(_without_login(text)):
+        return text
     home = str(Path.home())
-    if len(home) > 1:  # first: the pattern below knows no paths with spaces
+    if len(home) > 1:  # its name may have spaces, or be the user's
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
-    text = re.sub(rf"(?<=[/\\~]){re.escape(_user())}(?![\w.-])", "user", text)
-    return _PATH.sub(_last_part, text).replace("../", "")
+    if named := _NAMED.fullmatch(text):
+        value = HIDDEN if _CREDENTIAL.fullmatch(named[1].lstrip("-")) else _text(named[2], public, is_path=is_path)
+        return f"{named[1]}={value}"
+    if (hub := _HUB.fullmatch(text)) and (hub[1] or hub[2]) in public:
+        return text
+    if text.startswith("examples/") and (EXAMPLES / text.removeprefix("examples/")).is_file():
+        return text
+    if "\n" not in text and (_IS_PATH.match(text) or (is_path and "/" in text)):
+        return _last_part(text)
+    if re.fullmatch(r"[A-Za-z][\w.-]*:\d{2,5}", text):  # host:port
+        return HIDDEN
+    text = re.sub(r"(--\w*(?:_token|_key|secret|password))([ =])\S+", rf"\1\2{HIDDEN}", text)
+    text = _IN_TEXT.sub(_replaced, text).replace("../", "")
+    return _without_hosts(text)
 
 
-def _last_part(path: re.Match[str]) -> str:
-    *above, last = re.split(r"[/\\]", path[0].rstrip("/\\"))
-    of_root = [part for part in above if part and not part.endswith(":")]
-    return "user" if of_root in (["home"], ["Users"]) else last  # a home folder is called as its owner
+def _replaced(found: re.Match[str]) -> str:
+    quote, path = found["quote"] or "", found["quoted"] or found[0]
+    return f"{quote}{path if is_secret(_without_login(path)) else _last_part(path)}{quote}"
+
+
+def _without_login(address: str) -> str:
+    """An address without name, password and query, which let others in."""
+    return re.sub(rf"({_ADDRESS})[^\s/]*@", r"\1", address).partition("?")[0]
+
+
+def _last_part(path: str) -> str:
+    """The last part of a path or address: `a.jsonl`, or `a.jsonl[0:100]`."""
+    path, rows = re.fullmatch(r"(.+?)(\[[^\[\]]*\])?", path, re.DOTALL).groups(default="")  # pyright: ignore
+    host = _BEFORE_PATH.match(path)
+    rest = re.split(r"[?#]", path[host.end() :])[0] if host else path
+    parts = [part for part in re.split(r"[/\\]+", rest) if not re.fullmatch(r"\.{0,2}|~|[A-Za-z]:|file:", part)]
+    if host and (not parts or "@" in parts[-1]):  # a password may have a slash in it
+        last = HIDDEN
+    elif parts[:-1] in (["home"], ["Users"]) or parts[-1:] == [_user()]:  # a home folder is called as its owner
+        last = "user"
+    else:
+        last = _without_hosts(parts[-1]) if parts else path
+    return last + (f"[{_text(rows[1:-1], ())}]" if rows else "")
+
+
+def _without_hosts(text: str) -> str:
+    """A text without accounts, addresses in a network, and the name of this machine."""
+    here = socket.gethostname()
+    if re.search(r"[\d.-]", here):  # else it may be any word
+        text = re.sub(rf"(?<![\w.-]){re.escape(here)}(?![\w-])", HIDDEN, text)
+    return _NO_SPACE.sub(lambda word: HIDDEN if _is_of_network(word[0]) else word[0], text)
+
+
+def _is_of_network(word: str) -> bool:
+    """Whether a word is an account, a host of a private network, or an IP address, with or without a port."""
+    number = re.fullmatch(r"\[(.+)\](?::\d+)?|([\d.]+)(?::\d+)?|(.+)", word)
+    try:
+        return bool(number and ipaddress.ip_address(number[1] or number[2] or number[3]))
+    except ValueError:
+        return _OF_NETWORK.fullmatch(word) is not None
 
 
 def _user() -> str:
@@ -78,12 +220,34 @@ def _user() -> str:
         return "user"
 
 
-def _names_a_token(key: Any) -> bool:
-    return isinstance(key, str) and key.endswith("_token")
-
-
 def _is_template(key: Any, value: Any) -> bool:
     return key == "template" and isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def is_hub_id(name: Any) -> bool:
+    """Whether a name is `user/name`, and not a folder here."""
+    return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
+
+
+def hub_dataset(origin: dict[str, Any]) -> str | None:
+    """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
+    name = origin.get("dataset") or origin.get("name", "").split(":")[0].split("[")[0]
+    return name if is_hub_id(name) and not origin.get("sha256") and not origin.get("file") else None
+
+
+def hub_ids(resolved: dict[str, Any]) -> set[tuple[str, str]]:
+    """Return the Hub ids that a run's settings name: type (`model` or `dataset`) and id."""
+    base, data = resolved.get("base") or {}, resolved["data"]
+    start, tokenizer = base.get("init_from"), (data.get("tokenizer") or {}).get("name")
+    models = [start if base.get("of_hub", is_hub_id(start)) else None, tokenizer if is_hub_id(tokenizer) else None]
+    origins = [origin for some in data.get("sources", {}).values() for origin in some]
+    found = {("model", name) for name in models if name} | {("dataset", hub_dataset(origin)) for origin in origins}
+    return {(kind, name) for kind, name in found if name and "/" in name}
+
+
+def public_ids(resolved: dict[str, Any], private: Collection[str]) -> set[str]:
+    """Return those ids that are not private, so that they are published in full."""
+    return {name for _, name in hub_ids(resolved)} - {*private}
 
 
 def chat_questions(run: Run | None) -> list[str]:

@@ -77,7 +77,7 @@ def publish(args: Namespace) -> dict[str, Any]:
     Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
     """
     from gpt2small_hf.runs import UsageError, writing_alone
-    from upload.facts import MOST_SAMPLES, held_out_answers, plural, worse
+    from upload.facts import MOST_SAMPLES, held_out_answers, linked_repositories, plural, worse
     from upload.privacy import chat_questions
     from upload.secret_scan import check_words
     from upload.source import find
@@ -110,6 +110,11 @@ def publish(args: Namespace) -> dict[str, Any]:
         private = private_links(args, plans[0])
         for one in plans:
             one.publication = replace(one.publication, private=private)
+    elif named := [name for _, name in linked_repositories(source, plans[0].publication)]:
+        say(
+            "not asked",
+            f"whether {', '.join(named)} can be seen by everybody: a push names private ones by their last part",
+        )
     with writing_alone(plans[0].folder):
         return publish_plans(args, plans, before)
 
@@ -203,7 +208,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
 
 
 def private_links(args: Namespace, one: Plan) -> frozenset[str]:
-    """Return the repositories that a card would link and not everybody may see: base model, data sets, native twin.
+    """Return the repositories that would be named and not everybody may see: base model, data sets, native twin.
 
     The twin matters only for a public model: it is made private with a private one.
     """
@@ -214,7 +219,7 @@ def private_links(args: Namespace, one: Plan) -> frozenset[str]:
     links = linked_repositories(one.source, replace(one.publication, twin=twin))
     found = [name for kind, name in links if not is_public(name, kind)]
     for name in found:
-        say("private", f"{name}: the card does not link it")
+        say("private", f"{name}: not linked, and its account is not published")
     return frozenset(found)
 
 
@@ -266,6 +271,7 @@ def prepare(args: Namespace, one: Plan) -> None:
                 new_code=args.code_only,
                 allow_modified_code=args.allow_modified_code,
                 questions=args.publish_chat_questions,
+                private=one.publication.private,
             )
         write_license(folder, one.publication.license, native=native, **copyright_of(one.source, one.publication))
         if one.revision == "main" or not args.all_checkpoints:
@@ -493,7 +499,7 @@ def finish(
             hub.collect(args.collection, repo_id)
             say("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
-    record = {**records[0], "made_by": scrubbed(made_by())}
+    record = {**records[0], "made_by": scrubbed(made_by(), repositories)}
     path = first.source.place.published
     write_json(path, remembered([{**record, **linked(first)}, *records[1:], *flat(before)]))
     done = "proposed to" if record["pull_request"] else "published"

@@ -31,7 +31,7 @@ from upload.checks import (
     code_files,
     weight_files,
 )
-from upload.privacy import chat_questions, scrubbed, without_prompts
+from upload.privacy import chat_questions, public_ids, scrubbed, without_prompts
 from upload.source import Source
 
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
@@ -69,11 +69,13 @@ def stage(
     new_code: bool = False,
     allow_modified_code: bool = False,
     questions: bool = False,
+    private: frozenset[str] = frozenset(),
 ) -> None:
     """Put what a stranger needs, and what shows how it came to be, into an empty `folder`. README.md is not made here.
 
     `new_code` takes the model's code from this checkout, not from beside the weights; `allow_modified_code` accepts
     code that is neither the package's nor the run's. `questions` keeps the prompts that the run took from its chats.
+    Of the repositories in `private` the last part of the id is published.
 
     Raises: UsageError for a link out of the run, pickled files, files that are missing, code that was changed or needs
         other packages, weights that are not finite or not those that were measured, and a tokenizer of another model.
@@ -95,7 +97,9 @@ def stage(
     write(folder / "config.json", settings)
     write(folder / "generation_config.json", generation(source.model, settings))
     if source.run is not None:
-        _results(source, folder, [] if questions else chat_questions(source.run))
+        _results(
+            source, folder, [] if questions else chat_questions(source.run), public_ids(source.run.resolved, private)
+        )
 
     check_nothing_empty(source, folder)
     check_code(folder)
@@ -107,11 +111,11 @@ def stage(
     check_finite(folder)
 
 
-def _results(source: Source, folder: Path, questions: list[str]) -> None:
+def _results(source: Source, folder: Path, questions: list[str], public: set[str]) -> None:
     for name in RESULTS[:1] if source.is_checkpoint else RESULTS:
         path = source.root / name
         if path.is_file():
-            write(folder / name, scrubbed(without_prompts(read_json(path), questions)))
+            write(folder / name, scrubbed(without_prompts(read_json(path), questions), public))
     for name in [] if source.is_checkpoint else CHARTS:
         path = source.place.chart(name)
         if path.is_file():
@@ -210,13 +214,15 @@ def write(path: Path, value: Any) -> None:
 
 
 def forget_place(path: Path) -> None:
-    """Take out of a tokenizer's settings from where it was loaded."""
+    """Take out of a tokenizer's settings from where it, or a file of it, was loaded."""
     try:
         told = read_json(path)
     except UsageError:  # there is none, or `check_tokenizer` says what is wrong with it
         return
-    if isinstance(told, dict) and {"name_or_path", "_name_or_path"} & told.keys():
-        write(path, {name: value for name, value in told.items() if not name.endswith("name_or_path")})
+    if isinstance(told, dict):
+        kept = {name: value for name, value in told.items() if not name.endswith(("name_or_path", "_file"))}
+        if kept != told:
+            write(path, kept)
 
 
 def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
