@@ -573,9 +573,12 @@ class HubServer:
         self._faults.append(Fault(method, path, times, after, lambda handler: handler.drain() or answer))
 
     def stop_faults(self) -> None:
-        """Let all further requests go well."""
+        """Let further requests go well, and do what stands still: late, when nobody waits for an answer any more."""
         with self._lock:
             self._faults.clear()
+        for pause in self._pauses:
+            pause.go_on()
+        self.settle()
 
     def drop(self, path: str, method: str | None = None, after_bytes: int = 0, times: int = 1, after: int = 0) -> None:
         """Read so many bytes of the request's body, do nothing, and close the line."""
