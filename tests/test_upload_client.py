@@ -156,6 +156,17 @@ def test_a_silent_server_is_named_with_its_call_in_bounded_time(server, staged, 
     assert call == "commit" or asked[0].path[:50] in str(error.value)
 
 
+@pytest.mark.parametrize(("kind", "said"), [("silent", "within 0.5 s"), ("html", "web page"), ("403", "fault 403")])
+def test_the_token_of_xet_is_bounded_in_time_and_refused_in_words(server, staged, monkeypatch, kind, said):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    server.inject("xet-token", kind, times=-1)
+    started = time.monotonic()
+    with pytest.raises(UploadError, match=said):
+        push_once(staged)
+    assert time.monotonic() - started < 10
+    assert [commit.title for commit in server.landed] == ["initial commit"]
+
+
 def test_every_request_of_a_push_has_a_time_out(server, staged):
     existing(server)
     seen = {}

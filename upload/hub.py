@@ -464,6 +464,8 @@ class Hub:
                         "give the same command again."
                     )
             try:
+                if not constants.HF_HUB_DISABLE_XET:
+                    self._check_xet(remote, opens=opens)
                 commit = self.api.create_commit(
                     remote.repo_id,
                     [*operations, *(CommitOperationDelete(name) for name in gone)],
@@ -519,8 +521,6 @@ class Hub:
         return ours if sent and not any(name in there for name in gone) else None
 
     def _refuse_push(self, remote: Remote, error: Exception, *, create_pr: bool) -> NoReturn:
-        if "(403 Forbidden)" in str(error) and "/xet-write-token/" in str(error):
-            error = self._xet_refusal(remote, create_pr=create_pr and remote.pull_request is None) or error
         status, same = _status(error), "The same command goes on; what is there already is not sent again."
         if status in (401, 403):
             with answers(f"asking whether {remote.repo_id} may be written"):
@@ -544,15 +544,16 @@ class Hub:
             same += " If this Hub knows no Xet, set HF_HUB_DISABLE_XET=1."
         raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
 
-    def _xet_refusal(self, remote: Remote, *, create_pr: bool) -> Exception | None:
-        """Why the Hub grants no token for Xet's storage. Its client keeps the status of that answer, not the words."""
-        address = f"{constants.ENDPOINT}/api/models/{remote.repo_id}/xet-write-token/{quote(remote.revision, safe='')}"
-        try:
-            asked = get_session().get(address, headers=self._headers, params={"create_pr": "1"} if create_pr else None)
+    def _check_xet(self, remote: Remote, *, opens: bool) -> None:
+        """Ask for the token of Xet's storage, as hf_xet will.
+
+        hf_xet waits over nine minutes for a silent server here, and of a refusal it keeps the status without the words.
+        """
+        revision = MAIN if opens else remote.revision
+        address = f"{constants.ENDPOINT}/api/models/{remote.repo_id}/xet-write-token/{quote(revision, safe='')}"
+        asked = get_session().get(address, headers=self._headers, params={"create_pr": "1"} if opens else None)
+        if asked.status_code in (401, 403):  # all else hf_xet reports, such as a Hub without Xet
             hf_raise_for_status(asked)
-        except httpx2.HTTPError as error:
-            return error
-        return None
 
     # ---- after the push ---------------------------------------------------------------------------------------------
 
