@@ -23,6 +23,7 @@ from gpt2small_hf.report.page import Run, as_markdown, facts, status
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
+from gpt2small_hf.training.material import sources_of
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
 from upload.checks import check_sizes
 from upload.facts import (
@@ -595,6 +596,9 @@ def told_by(name: str, losses: dict[str, Any]) -> list[str]:
 
 def test_where_nothing_was_held_out_the_card_says_so(cards):
     card = cards["nothing held out"]
+    assert "Held out: " not in card.prose
+    counts = read_json(cards["chat"].source.place.resolved)["data"]["validation"]
+    assert f" passes. Held out: {counts['conversations']} conversations. Single tokens" in cards["chat"].prose
     assert "Nothing was held out: all of the data was trained on, so the loss on new chats is not known." in card.prose
     assert "before training" not in card.text
 
@@ -891,11 +895,11 @@ def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, t
     assert kept not in at_end.prose + status(Run(run))
     write_json(run.heldout, {**read_json(run.heldout), "step": 10})
     card = card_of(run.root)
-    assert kept in card.prose
+    assert f"{kept} Tokens, FLOPs and time on this card are those of the whole training." in card.prose
     assert kept in status(Run(run))
     assert card.table("optimizer")["steps"] == ["20; the weights are those of step 10"]
     assert card.table("hardware")["counted"] == ["the whole training, to step 20"]
-    assert f"loss was {losses[20]:.3f} at the end of training, and {losses[10]:.3f} up to step 10." in card.prose
+    assert f"loss was {losses[20]:.3f} up to the end of training, and {losses[10]:.3f} up to step 10." in card.prose
     assert f", in {epochs[20]:.3g} passes, {epochs[10]:.3g} of them up to the kept step. " in card.prose
     assert card.table("begun")["weights"] == ["of step 10"]
 
@@ -1060,6 +1064,37 @@ def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_ba
     card = card_of(with_base.root)
     assert (card.metadata["base_model"], card.metadata["base_model_relation"]) == ("you/base-model", "finetune")
     assert "[you/base-model](https://huggingface.co/you/base-model) learned to answer from" in card.prose
+
+
+def test_the_card_of_a_fine_tune_names_the_training_data_of_its_base(with_base):
+    base = read_json(with_base.resolved)["base"]
+    assert [Path(origin["file"]).name for origin in base["trained_on"]] == ["corpus.jsonl"]
+    card = card_of(with_base.root)
+    assert "The base model was trained on corpus.jsonl." in card.prose
+    assert "/" not in read_json(card.folder / "resolved.json")["base"]["trained_on"][0]["file"]
+    origins = [{"dataset": "somebody/some-text", "revision": "0" * 40}, *base["trained_on"]]
+    change(with_base.resolved, base={"trained_on": origins})
+    card = card_of(with_base.root)
+    link = "[somebody/some-text](https://huggingface.co/datasets/somebody/some-text)"
+    assert f"The base model was trained on {link}, corpus.jsonl." in card.prose
+    assert linked_repositories(card.source, card.publication) == [("dataset", "somebody/some-text")]
+    assert "somebody/some-text](" not in card_of(with_base.root, private=frozenset({"somebody/some-text"})).prose
+    change(with_base.resolved, base={"trained_on": None})  # as of a run of an earlier version
+    assert "What the base model was trained on was not recorded." in card_of(with_base.root).prose
+    change(with_base.resolved, base={"init_from": "somebody/their-base", "of_hub": True})
+    assert "was trained on: see [somebody/their-base]" in card_of(with_base.root).prose
+
+
+@pytest.mark.parametrize("inside", ["model", "checkpoints/checkpoint-10", "."])
+def test_the_training_data_of_a_base_are_found_beside_its_weights(inside, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.root.mkdir()
+    first, second = {"file": "first.txt"}, {"file": "second.txt"}
+    told = {"data": {"sources": {"train": [second]}}, "base": {"trained_on": [first]}}
+    assert sources_of(run.root / inside) is None
+    write_json(run.resolved, told)
+    assert sources_of(run.root / inside) == [second, first]
+    assert sources_of(run.root / "elsewhere") is None
 
 
 def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_base):

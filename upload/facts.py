@@ -234,19 +234,24 @@ def _dtype(folder: Path) -> str:
 
 
 def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
-    """Return the base model of a run: `kind`, `name`, and `repo` if it is on the Hub for everybody."""
+    """Return the base model of a run: `kind`, `name`, `repo` if all can see it on the Hub, `sources` of its data."""
     if run is None or not run.resolved.get("base"):
         return None
     name, digest = run.resolved["base"]["init_from"], run.resolved["base"]["sha256"]
+    origins = run.resolved["base"].get("trained_on") or []  # earlier versions did not record them
+    data = {
+        "sources": [_origin(origin, publication.private) for origin in origins[:MOST_FILES]],
+        "more": max(0, len(origins) - MOST_FILES),
+    }
     path = Path(name)
     for folder in (path, path.parent):
         if repo := _published_as(RunFolder(folder), digest, publication):
-            return {"kind": "run", "name": repo, "repo": repo}
+            return {"kind": "run", "name": repo, "repo": repo, **data}
     is_id = run.resolved["base"].get("of_hub", is_hub_id(name))
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
-        return {"kind": "private model", "name": shown, "repo": None}
-    return {"kind": "run", "name": name if is_id else shown, "repo": name if is_id else None}
+        return {"kind": "private model", "name": shown, "repo": None, **data}
+    return {"kind": "run", "name": name if is_id else shown, "repo": name if is_id else None, **data}
 
 
 def _published_as(run: RunFolder, digest: str, publication: Publication) -> str | None:

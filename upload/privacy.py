@@ -241,6 +241,7 @@ def hub_ids(resolved: dict[str, Any]) -> set[tuple[str, str]]:
     start, tokenizer = base.get("init_from"), (data.get("tokenizer") or {}).get("name")
     models = [start if base.get("of_hub", is_hub_id(start)) else None, tokenizer if is_hub_id(tokenizer) else None]
     origins = [origin for some in data.get("sources", {}).values() for origin in some]
+    origins += base.get("trained_on") or []
     found = {("model", name) for name in models if name} | {("dataset", hub_dataset(origin)) for origin in origins}
     return {(kind, name) for kind, name in found if name and "/" in name}
 

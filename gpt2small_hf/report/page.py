@@ -251,7 +251,11 @@ def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:
 
 
 def held_out(run: Run) -> str | None:
-    """Return what of the text is held out, as words; None of chats, and if nothing is."""
+    """Return what of the data is held out, as words; None if nothing is."""
+    if run.chats:
+        chats = run.resolved["data"].get("validation")
+        separate = " of separate files" if run.resolved["data"].get("sources", {}).get("validation") else ""
+        return f"{chats['conversations']:,} conversations{separate}" if chats else None
     counts = run.resolved["data"].get("splits", {}).get("validation")
     if not counts:
         return None

@@ -31,7 +31,7 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, sha256
+from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, read_json, sha256
 from gpt2small_hf.training.arguments import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume
@@ -332,7 +332,24 @@ class Base:
         return load_tokenizer(self.name)
 
     def described(self) -> dict[str, Any]:
-        return {"init_from": self.name, "sha256": self.sha256, "of_hub": not Path(self.name).exists()}
+        is_local = Path(self.name).exists()
+        trained_on = sources_of(Path(self.name)) if is_local else None
+        return {"init_from": self.name, "sha256": self.sha256, "of_hub": not is_local, "trained_on": trained_on}
+
+
+def sources_of(model: Path) -> list[dict[str, Any]] | None:
+    """Return the sources of the training data of a model folder and of its own base; None if they are not recorded."""
+    model = model.resolve()
+    places = [model]  # as it was published
+    if model.name == "model":
+        places.append(model.parent)
+    elif model.parent.name == "checkpoints":
+        places.append(model.parents[1])
+    for run in map(RunFolder, places):
+        resolved = read_json(run.resolved) if run.resolved.is_file() else None
+        if isinstance(resolved, dict) and resolved.get("data", {}).get("sources"):
+            return [*resolved["data"]["sources"]["train"], *((resolved.get("base") or {}).get("trained_on") or [])]
+    return None
 
 
 def find_base(name: str) -> Base:
