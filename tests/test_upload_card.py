@@ -614,7 +614,7 @@ def test_the_results_are_those_that_were_measured(variant, cards):
         (label,) = [label for label in card.table("after training") if share in label]
         expected[label] = told_by("", heldout["new_text"])
         assert "outside 13-token overlaps" in label
-        assert f"at most the first {heldout['new_text']['searched_tokens']:,} tokens were searched" in card.prose
+        assert f"the first {heldout['new_text']['searched_tokens']:,} tokens of the training text" in card.prose
     assert card.table("after training") == expected
     after, rows = heldout["after"], heldout["rows"]
     assert (
@@ -898,7 +898,7 @@ def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, t
     assert f"{kept} Tokens, FLOPs and time on this card are those of the whole training." in card.prose
     assert kept in status(Run(run))
     assert card.table("optimizer")["steps"] == ["20; the weights are those of step 10"]
-    assert card.table("hardware")["counted"] == ["the whole training, to step 20"]
+    assert card.table("hardware")["measured over"] == ["the whole training, to step 20"]
     assert f"loss was {losses[20]:.3f} up to the end of training, and {losses[10]:.3f} up to step 10." in card.prose
     assert f", in {epochs[20]:.3g} passes, {epochs[10]:.3g} of them up to the kept step. " in card.prose
     assert card.table("begun")["weights"] == ["of step 10"]

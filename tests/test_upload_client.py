@@ -246,6 +246,7 @@ def test_a_call_gives_up_at_once_when_the_hub_asks_for_hours(server, monkeypatch
         ("ALL_PROXY", "socks5://127.0.0.1:1", "socksio"),
         ("HTTPS_PROXY", "ftp://127.0.0.1:1", "ftp"),
         ("SSL_CERT_FILE", "/nowhere/ca.pem", "No such file"),
+        ("HTTPS_PROXY", "http://ada:s3cret/x@127.0.0.1:1", "invalid address"),
     ],
 )
 def test_an_unusable_proxy_or_certificate_is_one_line(server, monkeypatch, variable, value, said):
@@ -255,6 +256,7 @@ def test_an_unusable_proxy_or_certificate_is_one_line(server, monkeypatch, varia
     assert variable in str(error.value)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+    assert "s3cret" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -11,17 +11,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import httpx2
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
-from huggingface_hub.utils._http import hf_request_event_hook
 
 from gpt2small_hf.runs import UsageError
 
@@ -110,22 +109,36 @@ class Client(httpx2.Client):
 
 @cache
 def connect() -> None:
-    """Give huggingface_hub this client. Raises: as `new_client`."""
+    """Give huggingface_hub this client.
+
+    Raises: UsageError if the environment names an unusable proxy or certificate file; so does each new client.
+    """
     for variable, limit in XET.items():
         os.environ.setdefault(variable, limit)
-    set_client_factory(new_client)
+    with usable_environment():
+        hooks = get_session().event_hooks  # those of huggingface_hub's own client: offline mode and request ids
+    set_client_factory(partial(new_client, hooks))
     get_session()
 
 
-def new_client() -> Client:
-    """Return a client for `huggingface_hub`. Raises: UsageError if the environment names an unusable proxy or file."""
+def new_client(hooks: dict[str, list[Callable[..., Any]]]) -> Client:
+    """Return a client for `huggingface_hub`. Raises: as `connect`."""
+    with usable_environment():
+        return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
+
+
+@contextmanager
+def usable_environment() -> Iterator[None]:
+    """Raise: UsageError if no client can be made because of the environment's proxies or certificates."""
     try:
-        return Client(event_hooks={"request": [hf_request_event_hook]}, follow_redirects=True, timeout=None)
+        yield
     except (ImportError, OSError, ValueError, httpx2.InvalidURL) as error:
         proxies = [name for name in os.environ if name.lower() in ("all_proxy", "http_proxy", "https_proxy")]
         certificates = [name for name in os.environ if name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+        # The text of an invalid address may have a part of the password in it.
+        why = "invalid address" if isinstance(error, httpx2.InvalidURL) else " ".join(str(error).split())
         raise UsageError(
-            f"no connection to the Hub can be made ({' '.join(str(error).split())}). Check "
+            f"no connection to the Hub can be made ({why}). Check "
             f"{', '.join([*proxies, *certificates]) or 'the certificates of this Python'}."
         ) from None
 

@@ -600,7 +600,7 @@ def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
     return _table(
         {
-            "counted": f"the whole training, to step {run.step:,}" if _kept(source) else None,
+            "measured over": f"the whole training, to step {run.step:,}" if _kept(source) else None,
             "hardware": hardware,
             "time in training steps": _duration(seconds),
             "device hours": f"{n * seconds / 3600:.1f}" if gpu and seconds else None,

@@ -93,16 +93,17 @@ def new_text(heldout: dict[str, Any]) -> dict[str, Any] | None:
     found = heldout.get("new_text")
     if not found or found["share"] >= 0.99:
         return None
-    return {"overlap_tokens": 13, "searched_tokens": 100_000_000} | found  # earlier versions did not record these
+    return {"overlap_tokens": 13} | found  # earlier versions did not record it
 
 
 def overlap_line(heldout: dict[str, Any]) -> str | None:
     """Explain which held-out tokens are in an overlap with the training text; None if the table has no such row."""
     if not (found := new_text(heldout)):
         return None
+    searched = f"first {found['searched_tokens']:,} tokens of the " if "searched_tokens" in found else ""
     return (
         f"A token is in an overlap if it and the {found['overlap_tokens'] - 1} tokens before it occur in this order in "
-        f"the training text, of which at most the first {found['searched_tokens']:,} tokens were searched."
+        f"the {searched}training text."
     )
 
 
