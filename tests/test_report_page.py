@@ -101,6 +101,24 @@ def test_nothing_a_model_or_a_user_wrote_is_markup(run, tmp_path):
     assert block.splitlines()[1].endswith("<b>x</b> ```` | *y* [z](http://a) $1$⏎# heading⏎```␛[2J")
 
 
+def test_unreadable_newest_checkpoint_is_ignored(run):
+    run.heldout.unlink()
+    before = status(Run(run))
+    assert Run(run).newest == run.checkpoints / "checkpoint-20"
+    for name, files in (
+        ("checkpoint-9000", {}),
+        ("checkpoint-9001", {"trainer_state.json": ""}),
+        ("checkpoint-9002", {"trainer_state.json": "{}"}),
+        ("checkpoint-9003", {"trainer_state.json": '{"num_input_tokens_seen": 9}', "guard_0.json": "["}),
+    ):
+        (run.checkpoints / name).mkdir()
+        for file, content in files.items():
+            (run.checkpoints / name / file).write_text(content)
+        assert Run(run).newest == run.checkpoints / "checkpoint-20"
+        assert Run(run).step == 20
+        assert status(Run(run)) == before
+
+
 def test_an_unfinished_run_says_so_and_what_to_look_at(run, capsys):
     run.heldout.unlink()
     run.completions.unlink()

@@ -30,7 +30,7 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
-from gpt2small_hf.runs import RunFolder, check_run, checkpoints_in, number_of, read_json, read_jsonl, whole
+from gpt2small_hf.runs import RunFolder, UsageError, check_run, checkpoints_in, number_of, read_json, read_jsonl, whole
 
 MOST_RUNGS = 8
 """Of a ladder."""
@@ -71,7 +71,8 @@ class Run:
         self.train = [row for row in self.metrics if "loss" in row]
         self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
         self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
-        self.newest = next(iter(checkpoints_in(folder.checkpoints)), None)
+        # A killed run may leave a newer checkpoint that was not written to its end.
+        self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
         self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
         # Runs that saved no samples on the way have at least those of the finished model.
         self.samples = _lines(folder.samples) or [
@@ -137,6 +138,14 @@ def tokens_of(checkpoint: Path) -> int:
     """Return the training tokens up to a checkpoint, logged or not; 0 if an earlier version did not count them."""
     logged = read_json(checkpoint / "trainer_state.json")["num_input_tokens_seen"]
     return logged + sum(read_json(path).get("tokens", 0) for path in checkpoint.glob("guard_*.json"))
+
+
+def _is_readable(checkpoint: Path) -> bool:
+    try:
+        tokens_of(checkpoint)
+    except (UsageError, OSError, LookupError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def _lines(path: Path) -> Rows:
