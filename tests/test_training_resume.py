@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import resource
 import shutil
 import signal
@@ -25,7 +26,7 @@ from gpt2small_hf.runs import (
     write_json,
 )
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.resume import differences, is_whole
+from gpt2small_hf.training.resume import device_notice, differences, is_whole
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 # 20 steps of two micro-batches; an epoch has 9 steps; saved at 5, 10, 15 and 20; logged at 4, 8, …
@@ -487,6 +488,15 @@ def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_ru
             present = now | {part: now[part] | values for part, values in settings.items()}
             before = present | {"trainer": present["trainer"] | {name: value}}
             assert [line.partition(":")[0] for line in differences(before, present)] == [name] * refused, settings
+
+
+def test_notice_of_another_device_ignores_how_earlier_versions_named_a_cpu():
+    cpu, gpu = {"type": "cpu", "name": "AMD EPYC 7B13"}, {"type": "cuda", "name": "NVIDIA H100"}
+    assert device_notice(cpu, cpu) is None
+    assert device_notice({"type": "cpu", "name": platform.machine()}, cpu) is None
+    for before, now in ((gpu, cpu), (cpu, gpu), ({"type": "cpu", "name": "another CPU"}, cpu)):
+        said = f"the run was started on {before['name']}: on {now['name']} it is the same up to rounding."
+        assert device_notice(before, now) == said
 
 
 def test_resume_refuses_another_number_of_processes(tiny_run, tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 import sys
 import zipfile
 import zlib
@@ -297,9 +298,8 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         )
     if run.finished:
         return None
-    devices = [settings["device"]["name"] for settings in (before, settings)]
-    if devices[0] != devices[1]:
-        print(f"the run was started on {devices[0]}: on {devices[1]} it is the same up to rounding.", file=sys.stderr)
+    if notice := device_notice(before["device"], settings["device"]):
+        print(notice, file=sys.stderr)
     if before["made_by"]["commit"] != git_commit():
         print("the run was begun with another version of this code; it goes on with this one.", file=sys.stderr)
     keeps_best = args.trainer.load_best_model_at_end
@@ -319,6 +319,16 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
             "--overwrite, which keeps this run until the new one is finished."
         )
     return usable or args.run.branch_from
+
+
+def device_notice(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Return a sentence about a run that resumes on another device; None if it is the same, as far as is known."""
+    recorded = [now["name"]]
+    if now["type"] == "cpu":
+        recorded.append(platform.machine())  # earlier versions recorded the architecture
+    if before["name"] in recorded:
+        return None
+    return f"the run was started on {before['name']}: on {now['name']} it is the same up to rounding."
 
 
 def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]
