@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.runs import (
     RunFolder,
@@ -64,8 +64,9 @@ def convert(
         with writing_alone(dst.resolve()), whole(dst.resolve()) as unfinished:
             check_destination(dst, where, overwrite=overwrite)  # another process may have written it by now
             source.build(to).save_pretrained(unfinished)
-            if (origin := src if where is None else origin_of(where)) and source.what != to == "gpt2small":
-                write_json(unfinished / "converted.json", {"what": source.what, "settings": {}, "origin": origin})
+            told = provenance(source, src if where is None else origin_of(where))
+            if told is not None and to == "gpt2small":
+                write_json(unfinished / "converted.json", told)
             if words is not None:
                 words.save_pretrained(unfinished)
                 if to == "gpt2":
@@ -102,6 +103,19 @@ def origin_of(path: Path) -> str | None:
     """Return the id of the repository from which the Hub's client downloaded a path; None outside its cache."""
     found = re.search(r"[/\\]models--([^/\\]+)[/\\]snapshots[/\\]", str(path.expanduser().absolute()))
     return found[1].replace("--", "/", 1) if found else None
+
+
+def provenance(source: Source, origin: str | None) -> dict[str, Any] | None:
+    """Return what `converted.json` records of weights, so that whoever publishes them does not claim them.
+
+    Returns: `what` they were, the settings beside them and the Hub id of their `origin`; None for weights of this
+        package's form that were not downloaded.
+    """
+    if (beside := source.folder / "converted.json").is_file():
+        return read_json(beside)
+    if source.what == "gpt2small" and origin is None:
+        return None
+    return {"what": source.what, "settings": {}, "origin": origin}
 
 
 def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:

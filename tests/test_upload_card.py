@@ -397,6 +397,18 @@ def test_converted_weights_are_credited_to_their_origin_and_never_to_the_account
     assert "base_model" not in card.metadata
 
 
+def test_weights_without_a_run_are_credited_to_their_origin_else_to_nobody(cards):
+    card = card_of(cards["bare"].source, license=License("mit"))
+    assert copyright_of(card.source, card.publication)["holders"] == []
+    assert "LICENSE" not in card.files
+    assert "author" not in citation(card)
+    assert card.table("parameters")["published by"] == ["you"]
+    card = card_of(cards["bare"].source, origin="ada/tiny")
+    assert "Its weights come from [ada/tiny](https://huggingface.co/ada/tiny)." in card.prose
+    assert card.table("parameters")["developed by"] == ["ada"]
+    gate(card.text, card.files)
+
+
 def test_developers_contact_and_languages_are_on_the_card_as_given(cards):
     card = card_of(Path("runs/short"), developers=["Ada_L", "A Lab"], contact="ada@example.com", languages=["en", "de"])
     told = card.table("parameters")

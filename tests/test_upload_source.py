@@ -244,8 +244,31 @@ def test_weights_from_the_cache_of_the_hub_are_known_by_the_repository_they_come
         convert(str(cached), Path("mine"), "gpt2small", tokenizer="words")
     source = find(Path("mine")) if command == "convert" else find(cached, "words")
     assert source.converted is not None
-    assert source.converted["origin"] == "somebody/their-gpt"
+    assert source.origin == "somebody/their-gpt"
     assert source.converted["what"].startswith("reference series")
+
+
+def test_local_weights_keep_what_they_were_when_they_are_converted_and_converted_again(reference):
+    convert(str(reference), Path("mine"), "gpt2small", tokenizer="words")
+    convert("mine", Path("again"), "gpt2small")
+    for name in ("mine", "again"):
+        source = find(Path(name))
+        assert source.converted == {"what": "reference series", "settings": {}, "origin": None}
+        assert source.origin is None
+
+
+def test_a_model_of_ours_from_the_cache_of_the_hub_has_its_repository_as_origin(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cached = Path("hub/models--ada--tiny/snapshots/0123abc")
+    shutil.copytree(tiny_run.model, cached)
+    convert(str(cached), Path("mine"), "gpt2small")
+    convert(str(tiny_run.model), Path("plain"), "gpt2small")
+    found = [find(path) for path in (cached, Path("mine"), Path("plain"))]
+    assert [(source.origin, source.converted) for source in found] == [
+        ("ada/tiny", None),
+        ("ada/tiny", None),
+        (None, None),
+    ]
 
 
 def test_a_reference_model_without_settings_is_converted_with_none(reference):

@@ -71,9 +71,9 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0 "
         "and mit, linked for others.")  # fmt: skip
     add("--developers", nargs="+", help="Who trained the model: people, groups, each in quotes. Unset: the account of "
-        "REPO; of converted weights that of --origin.")  # fmt: skip
+        "REPO for a run, that of --origin for weights without a run.")  # fmt: skip
     add("--contact", help="Where to ask about the model: an address, an account, a page.")
-    add("--origin", help="Where converted weights come from: a Hub id or https://… The card credits and links it. "
+    add("--origin", help="Where weights without a run come from: a Hub id or https://… The card credits and links it. "
         "Unset: the Hub repository that they were downloaded from, if that is known.")  # fmt: skip
     add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
     add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")

@@ -168,7 +168,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
 def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:
     """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
     year = source.run.resolved["made_by"]["date"][:4] if source.run else None
-    owner = [] if source.converted or publication.origin else [publication.repo_id.split("/")[0]]
+    owner = [publication.repo_id.split("/")[0]] if source.run else []
     return {"holders": publication.developers or owner, "year": year}
 
 
@@ -185,8 +185,7 @@ def _credit(source: Source, publication: Publication) -> dict[str, Any]:
     elif publication.origin is not None:
         origin = {"name": publication.origin, "repo": None, "url": publication.origin}
     owner = origin["repo"].rpartition("/")[0] if origin and origin["repo"] else ""
-    others = source.converted is not None or origin is not None
-    developers = publication.developers or ([owner] * bool(owner) if others else [namespace])
+    developers = publication.developers or ([namespace] if source.run else [owner] * bool(owner))
     published_by = namespace if developers != [namespace] else None
     return {"developers": developers, "published_by": published_by, "origin": origin, "contact": publication.contact}
 

@@ -92,7 +92,7 @@ def publish(args: Namespace) -> dict[str, Any]:
         raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
     if args.origin is not None and source.run is not None:
         raise UsageError(f"--origin {args.origin}: {args.RUN} was trained here. Leave it out.")
-    if source.converted and not (args.origin or args.developers or source.converted.get("origin")):
+    if source.run is None and not (args.origin or args.developers or source.origin):
         say("credit", "the card names nobody as author of these weights: --origin USER/REPO_OR_URL, --developers NAME")
     if questions := chat_questions(source.run):
         say_questions(questions, published=args.publish_chat_questions)
@@ -180,7 +180,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
         questions=args.publish_chat_questions,
         developers=args.developers or [],
         contact=args.contact,
-        origin=args.origin or (source.converted or {}).get("origin"),
+        origin=args.origin or source.origin,
     )
     plans = [Plan(source, staged, publication, args.revision or "main", args.tag)]
     if args.all_checkpoints:

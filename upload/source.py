@@ -38,7 +38,9 @@ class Source:
     is_checkpoint: bool = False
     """Weights from the middle of a run, or of one that did not finish: its results are not theirs."""
     converted: dict[str, Any] | None = None
-    """Of other people's weights: `what` they were, the settings beside them, and the Hub id of their `origin`."""
+    """Of weights of another code base: `what` they were, and the settings beside them."""
+    origin: str | None = None
+    """The Hub id of the repository that the weights were downloaded from, as far as that is known."""
 
     @property
     def label(self) -> str:
@@ -72,8 +74,11 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
     if place.resolved.is_file():
         raise UsageError(f"{place.root} is a run of the same name. Rename {name}, or publish the run.")
     if _model_type(path) == OURS:
-        told = path / "converted.json"
-        return Source(path.resolve().name, path, path, place, converted=read_json(told) if told.is_file() else None)
+        beside = path / "converted.json"
+        told = read_json(beside) if beside.is_file() else {}
+        converted = told if told.get("what", OURS) != OURS else None
+        origin = told.get("origin") or origin_of(path)
+        return Source(path.resolve().name, path, path, place, converted=converted, origin=origin)
     return _converted(path, place, tokenizer)
 
 
@@ -163,7 +168,7 @@ def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> Source:
         raise UsageError(f"no tokenizer lies beside {path}. Name the one it was trained with: --tokenizer FOLDER_OR_ID")
     told = {"what": source.what, "settings": beside, "origin": origin_of(path)}
     write_json(model / "converted.json", told)  # whoever publishes this folder by its own name later is told too
-    return Source(path.resolve().name, model, model, place, converted=told)
+    return Source(path.resolve().name, model, model, place, converted=told, origin=told["origin"])
 
 
 def _model_type(path: Path) -> str | None:
