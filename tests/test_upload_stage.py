@@ -397,6 +397,9 @@ def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsy
         "charts/loss.png",
         "evaluation/completions.json",
         "resolved.json",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "published.json",
     ],
 )
 def test_a_link_out_of_the_run_is_refused_by_name(name, run):

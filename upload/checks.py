@@ -38,8 +38,9 @@ STRANGERS_HAVE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_modul
 
 def check_links(source: Source) -> None:
     """Raise: UsageError if a link leads out of the folder that is published."""
-    root = source.root.resolve()
-    for folder in (source.model, source.root / "charts", source.root / "evaluation", RunFolder(source.root).resolved):
+    root, run = source.root.resolve(), RunFolder(source.root)
+    read = (run.resolved, run.metrics, run.samples, run.published)  # the last three for the card
+    for folder in (source.model, run.root / "charts", run.root / "evaluation", *read):
         for path in [folder, *(sorted(folder.rglob("*")) if folder.is_dir() else [])]:
             if not path.resolve().is_relative_to(root):  # it, or a folder above it, is a link
                 raise UsageError(
