@@ -1046,6 +1046,20 @@ def test_chats_of_the_hub_are_named_with_their_revision(chat_run):
     )
 
 
+def test_names_from_a_runs_files_are_no_markup(tiny_run):
+    run = copied(tiny_run, "marked-up")
+    mark = "` ](http://evil/x) ![x](http://evil/x.png) <img src=http://evil/x> `"
+    origin = {"dataset": "somebody/text", "config": mark, "split": mark, "revision": mark}
+    change(run.resolved, data={"sources": {"train": [origin]}})
+    base = {"init_from": f"acme/base{mark}", "of_hub": True, "sha256": "0" * 64}
+    write_json(run.resolved, {**read_json(run.resolved), "base": base})
+    branch = {"revision": mark, "step": 10, "tokens": 1280, "loss": 4.273}
+    shown = page(card_of(run.root, branches=[branch]).text, "staged")
+    assert "evil" in shown
+    found = re.search(r"<[^>]*evil", shown)
+    assert not found, shown[found.start() - 300 : found.end()]
+
+
 @pytest.fixture
 def with_base(tiny_run, chat_run, tmp_path, monkeypatch) -> RunFolder:
     """A chat run whose base lies beside it."""

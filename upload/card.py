@@ -87,6 +87,7 @@ FILTERS = {
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),
+    "code": lambda value: one_line(str(value)).replace("`", "'"),  # between backticks
     "fenced": lambda text: fenced(shown(text)),
     "quoted": quoted,
     "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in shown(text).split("\n")),

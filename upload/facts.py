@@ -29,7 +29,7 @@ from gpt2small_hf.report.page import (
 )
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
-from gpt2small_hf.runs import RunFolder, read_json, sha256
+from gpt2small_hf.runs import HUB_ID, RunFolder, read_json, sha256
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
@@ -246,7 +246,7 @@ def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
     for folder in (path, path.parent):
         if repo := _published_as(RunFolder(folder), digest, publication):
             return {"kind": "run", "name": repo, "repo": repo, **data}
-    is_id = run.resolved["base"].get("of_hub", is_hub_id(name))
+    is_id = run.resolved["base"].get("of_hub", is_hub_id(name)) and HUB_ID.fullmatch(name)
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
         return {"kind": "private model", "name": shown, "repo": None, **data}

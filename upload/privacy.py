@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.report.page import Run
-from gpt2small_hf.runs import read_jsonl
+from gpt2small_hf.runs import HUB_ID, read_jsonl
 from upload.secret_scan import is_secret
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -243,7 +243,7 @@ def hub_ids(resolved: dict[str, Any]) -> set[tuple[str, str]]:
     origins = [origin for some in data.get("sources", {}).values() for origin in some]
     origins += base.get("trained_on") or []
     found = {("model", name) for name in models if name} | {("dataset", hub_dataset(origin)) for origin in origins}
-    return {(kind, name) for kind, name in found if name and "/" in name}
+    return {(kind, name) for kind, name in found if name and "/" in name and HUB_ID.fullmatch(name)}
 
 
 def public_ids(resolved: dict[str, Any], private: Collection[str]) -> set[str]:
