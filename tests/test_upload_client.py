@@ -18,10 +18,13 @@ from hub_server import CALLS, TOKEN, HubServer, now
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 
-from gpt2small_hf.runs import DoorError, UsageError, write_json
+from gpt2small_hf.runs import DoorError, RunFolder, UsageError, write_json
 from upload import client
-from upload.arguments import AuthError, token_in_use
+from upload.arguments import AuthError, parse_arguments, token_in_use
+from upload.facts import Publication
 from upload.hub import Hub, UploadError, is_public
+from upload.push import Plan, private_links
+from upload.source import Source
 from upload.stage import files_of
 
 # huggingface_hub sends files as `data`, which its HTTP library warns of.
@@ -102,6 +105,19 @@ def assert_pushed_once(server: HubServer, staged: Path) -> None:
     assert repo.tags == {"v1": repo.branches["next"]}
     assert not repo.private
     assert len(server.collections[COLLECTION]["items"]) == 1
+
+
+def test_an_origin_that_the_token_cannot_see_is_refused(server):
+    source = Source("mine", Path("mine"), Path("mine"), RunFolder(Path("runs/mine")))
+    server.create("you/first", private=True)
+    for origin in ("you/first", "you/frist", "max/theirs"):
+        args = parse_arguments(["mine", REPO, "--origin", origin])
+        plan = Plan(source, Path("staged"), Publication(REPO, origin=origin))
+        if origin == "you/first":
+            assert private_links(args, plan) == {origin}
+            continue
+        with pytest.raises(UsageError, match=f"--origin {origin}: the Hub has no such model, or the token may not see"):
+            private_links(args, plan)
 
 
 def existing(server: HubServer) -> None:

@@ -401,6 +401,13 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
         ("runs/short you/tiny --developers a{b", "--developers 'a{b': use one line of text without"),
         ("runs/short you/tiny --origin somebody", "--origin somebody is neither a Hub id (USER/REPO) nor an address"),
+        ("runs/short you/tiny --origin ../b", "--origin ../b is neither a Hub id (USER/REPO) nor an address"),
+        ("runs/short you/tiny --origin https://t0k3n@host/x", "--origin: the card is public, so leave user, password"),
+        ("runs/short you/tiny --origin https://host/x?token=a", "--origin: the card is public, so leave user, passwo"),
+        (
+            "runs/short you/tiny --license other --license_name a --license_link https://a:b@host/x",
+            "--license_link: the card is public, so leave user, password and query (?…) out of the address.",
+        ),
         ("runs/short you/tiny --publik", "--publik is not a flag. Did you mean --public?"),
     ],
 )
@@ -409,6 +416,21 @@ def test_what_does_not_go_together_on_the_command_line_is_refused_in_one_line(wo
         parse_arguments(words.split())
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("https://huggingface.co/ada/tiny/", "ada/tiny"),
+        ("ada/tiny", "ada/tiny"),
+        ("https://huggingface.co/papers/1706.03762", "https://huggingface.co/papers/1706.03762"),
+        ("https://hf.co/datasets/x", "https://hf.co/datasets/x"),
+        ("https://hf.co/ada/tiny/tree/v1", "https://hf.co/ada/tiny/tree/v1"),
+        ("https://example.com/@ada/x#weights", "https://example.com/@ada/x#weights"),
+    ],
+)
+def test_origin_is_a_hub_id_only_if_it_is_the_page_of_a_model(given, kept):
+    assert parse_arguments(["runs/short", "you/tiny", "--origin", given]).origin == kept
 
 
 # ---- where to -------------------------------------------------------------------------------------------------------

@@ -28,7 +28,11 @@ other
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Of a branch or tag."""
-ORIGIN = re.compile(r"[\w.-]+/[\w.-]+|https?://[^\s()<>]+")
+ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
+MODEL_PAGE = re.compile(
+    r"^https?://(?:huggingface\.co|hf\.co)/((?!(?:papers|datasets|spaces|collections|docs|blog)/)[^/?#]+/[^/?#]+)/?$"
+)
+"""Address of a model on the Hub."""
 
 
 class AuthError(DoorError):
@@ -134,9 +138,25 @@ def check_credit(args: Namespace) -> None:
             if not value.strip() or not value.isprintable() or set("`{}\\") & set(value):
                 raise UsageError(f"--{name} {value!r}: use one line of text without backquotes, braces or backslashes.")
     if args.origin is not None:
-        args.origin = re.sub(r"^https?://(huggingface\.co|hf\.co)/(?=[^/]+/[^/]+/?$)", "", args.origin).rstrip("/")
-        if not ORIGIN.fullmatch(args.origin):
+        check_address("origin", args.origin)
+        args.origin = MODEL_PAGE.sub(r"\1", args.origin).rstrip("/")
+        if not ADDRESS.fullmatch(args.origin) and not is_repo_id(args.origin):
             raise UsageError(f"--origin {args.origin} is neither a Hub id (USER/REPO) nor an address (https://…).")
+
+
+def check_address(flag: str, value: str) -> None:
+    """Raise: UsageError for an address with a login or a query, which the card would publish."""
+    if re.match(r"\w+://([^/?#]*@|[^#]*\?)", value):
+        raise UsageError(f"--{flag}: the card is public, so leave user, password and query (?…) out of the address.")
+
+
+def is_repo_id(value: str) -> bool:
+    """Return whether a value is `user/name` as the Hub allows it."""
+    try:
+        validate_repo_id(value)
+    except HFValidationError:
+        return False
+    return "/" in value
 
 
 def check_license(args: Namespace) -> None:
@@ -147,8 +167,10 @@ def check_license(args: Namespace) -> None:
             raise UsageError("--license other needs --license_name, and --license_link or --license_file.")
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise UsageError(f"--license_name {name}: use lower-case letters, digits, dots, dashes and underscores.")
-        if link is not None and not re.fullmatch(r"https?://[^\s()<>]+", link):
-            raise UsageError(f"--license_link {link} is not an address. Write https://…, or give --license_file.")
+        if link is not None:
+            check_address("license_link", link)
+            if not ADDRESS.fullmatch(link):
+                raise UsageError(f"--license_link {link} is not an address. Write https://…, or give --license_file.")
     elif name is not None or link is not None:
         raise UsageError("--license_name and --license_link describe --license other. Add it, or leave them out.")
     if file is not None:

@@ -638,6 +638,17 @@ def is_public(repo_id: str, kind: str = "model") -> bool:
             return False
 
 
+def is_visible(repo_id: str) -> bool:
+    """Return whether there is a model of that name which the token in use may see."""
+    connect()
+    with answers(f"looking for {repo_id}"):
+        try:
+            HfApi().model_info(repo_id)
+        except RepositoryNotFoundError:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class Changes:
     """What a push does to a branch."""

@@ -211,13 +211,21 @@ def private_links(args: Namespace, one: Plan) -> frozenset[str]:
     """Return the repositories that would be named and not everybody may see: base model, data sets, native twin.
 
     The twin matters only for a public model: it is made private with a private one.
+
+    Raises: UsageError for an --origin that the token in use cannot see either.
     """
+    from gpt2small_hf.runs import UsageError
     from upload.facts import linked_repositories
-    from upload.hub import is_public
+    from upload.hub import is_public, is_visible
 
     twin = one.publication.twin if args.public and not args.also_native else None
     links = linked_repositories(one.source, replace(one.publication, twin=twin))
     found = [name for kind, name in links if not is_public(name, kind)]
+    if args.origin in found and not is_visible(args.origin):
+        raise UsageError(
+            f"--origin {args.origin}: the Hub has no such model, or the token may not see it. Check the name, or give "
+            "the address of another place: https://…"
+        )
     for name in found:
         say("private", f"{name}: not linked, and its account is not published")
     return frozenset(found)
