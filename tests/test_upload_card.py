@@ -376,7 +376,7 @@ def test_converted_weights_are_credited_to_their_origin_and_never_to_the_account
     link = "[somebody/their-gpt](https://huggingface.co/somebody/their-gpt)"
     assert f"trained by other code (reference series), published as {link} and converted" in card.prose
     assert (citation(card)["author"], citation(card)["url"]) == (
-        "somebody",
+        "{somebody}",
         "https://huggingface.co/somebody/their-gpt",
     )
     assert citation(card)["note"] == "Published by you as https://huggingface.co/you/theirs"
@@ -393,8 +393,20 @@ def test_converted_weights_are_credited_to_their_origin_and_never_to_the_account
 
     card = card_of(card.source, origin="https://example.com/weights", developers=["Ada L.", "A Lab"])
     assert "published as [https://example.com/weights](https://example.com/weights) and" in card.prose
-    assert (citation(card)["author"], citation(card)["url"]) == ("Ada L. and A Lab", "https://example.com/weights")
+    assert (citation(card)["author"], citation(card)["url"]) == ("{Ada L.} and {A Lab}", "https://example.com/weights")
     assert "base_model" not in card.metadata
+
+
+def test_citation_escapes_what_latex_would_read_as_a_command_and_keeps_names_whole(cards):
+    names = ["R&D_Group 100%", "Black and White", "Lovelace, Ada", "C# $~^"]
+    card = card_of(cards["bare"].source, repo_id="A_Lab/my_model", developers=names)
+    assert citation(card) == {
+        "title": r"my\_model",
+        "author": r"{R\&D\_Group 100\%} and {Black and White} and {Lovelace, Ada} and {C\# \$\~{}\^{}}",
+        "note": r"Published by A\_Lab",
+        "url": "https://huggingface.co/A_Lab/my_model",
+    }
+    gate(card.text, card.files)
 
 
 def test_weights_without_a_run_are_credited_to_their_origin_else_to_nobody(cards):
@@ -414,7 +426,7 @@ def test_developers_contact_and_languages_are_on_the_card_as_given(cards):
     told = card.table("parameters")
     names = ("developed by", "published by", "contact", "language")
     assert [told[name] for name in names] == [["Ada_L, A Lab"], ["you"], ["ada@example.com"], ["en, de"]]
-    assert citation(card)["author"] == "Ada_L and A Lab"
+    assert citation(card)["author"] == r"{Ada\_L} and {A Lab}"
     told = cards["run"].table("parameters")
     assert (told["developed by"], told["license of the weights"]) == (["you"], ["Apache-2.0"])
     assert told.keys().isdisjoint({"published by", "contact", "fine-tuned from"})

@@ -79,6 +79,16 @@ def quoted(text: str) -> str:
     return f'"{"".join(letters)}"'
 
 
+def bibtex(text: str) -> str:
+    """Text for a BibTeX field: characters that LaTeX reads as commands are escaped."""
+    return re.sub(r"[~^]", r"\\\g<0>{}", re.sub(r"[&%_#$]", r"\\\g<0>", text))
+
+
+def authors(names: list[str]) -> str:
+    """Names for BibTeX, each in braces, without which `and` and commas in it would separate names."""
+    return " and ".join(f"{{{bibtex(name)}}}" for name in names)
+
+
 FILTERS = {
     "n": lambda value: f"{value:,}",
     "loss": lambda value: number(value, ".3f"),
@@ -93,6 +103,8 @@ FILTERS = {
     "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in shown(text).split("\n")),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),
+    "bibtex": bibtex,
+    "authors": authors,
 }
 
 
