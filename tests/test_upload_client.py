@@ -317,6 +317,25 @@ def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
     assert hub.changes(remote, staged, files_of(staged)).told()[0] == "replaces config.json"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.pkl", "saved_model.pb", "weights.npz", "m.nemo", "m.keras", "model.joblib", "model.mar"),
+        *("m.onnx.data", "tekken.json", "tokenizer.model.v3", "preprocessor_config.json"),
+    ],
+)
+def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
+    server.create(REPO)
+    server.commit(REPO, {name: b"\0", "LICENSE.txt": b"terms", "USE_POLICY.md": b"policy", "fox.png": b"a picture"})
+    hub = Hub()
+    remote = hub.look(REPO)
+    remote.other_model = hub.other_model(remote, [])
+    assert remote.other_model is not None
+    assert name in remote.other_model
+    told = hub.changes(remote, staged, files_of(staged)).told()
+    assert told == [f"removes LICENSE.txt, USE_POLICY.md, {name}", "keeps fox.png"]
+
+
 def test_a_new_repository_has_nothing_to_replace(server, staged):
     server.create(REPO)  # with its .gitattributes
     hub = Hub()

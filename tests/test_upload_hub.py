@@ -278,7 +278,7 @@ def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done(tiny_run,
 # ---- other people's work --------------------------------------------------------------------------------------------
 
 
-LLAMA = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"llama\0"}
+LLAMA = {"config.json": b'{"model_type": "llama"}', "model.safetensors": b"llama\0", "LICENSE": b"Llama's\n"}
 GPT2 = {"config.json": b'{"model_type": "gpt2"}', "pytorch_model.bin": b"pickle\0", "README.md": b"# My GPT-2\n"}
 SHARDS = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
 OTHERS = {
@@ -320,6 +320,7 @@ def test_a_model_of_somebody_else_is_replaced_only_if_asked_and_keeps_a_tag(hub,
     assert f"replaces  {REPO}, main: {what}; its state stays as {tag}\n" in done.out
     gone = sorted(files.keys() - contents(run.staged).keys())
     assert not gone or f"changes   {REPO}, main: removes {', '.join(gone)}\n" in done.out
+    assert f"changes   {REPO}, main: keeps fox.png\n" in done.out
     assert f"tagged    {tag}, the former state of {REPO}\n" in done.out
     assert published(hub) == {**contents(run.staged), "fox.png": b"a picture\0"}
     assert (hub.files(REPO, tag), len(hub.landed)) == (before, 3)

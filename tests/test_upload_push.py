@@ -381,6 +381,7 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --tag v1 --create_pr", "--tag marks what is published, and a pull request is not yet"),
         ("runs/short you/tiny --code_only --all_checkpoints", "--code_only updates one published model"),
         ("runs/short you/tiny --code_only --also_native", "--code_only updates one published model"),
+        ("runs/short you/tiny --code_only --replace", "--code_only keeps all weights, and --replace removes those of"),
         (
             "runs/short you/tiny --license apache",
             "--license apache is none that the Hub knows. Did you mean apache-2.0?",

@@ -90,8 +90,8 @@ def parse_arguments(words: list[str]) -> Namespace:
         "model's answers: prompts that were taken from them because none were given, and the first held-out questions. "
         "Unset: they are left out.")  # fmt: skip
     add("--replace", action="store_true", help="Replace a model that was not published by this command: the branch's "
-        "state is tagged before-COMMIT, then one commit removes that model's files (weights of any format, settings, "
-        "tokenizer, code) and its card. Unset: it is refused.")  # fmt: skip
+        "state is tagged before-COMMIT, then one commit removes that model's files (weights, settings, tokenizer, "
+        "code, license) and its card, and lists those that it keeps. Unset: it is refused.")  # fmt: skip
     add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
     add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
     add(
@@ -116,6 +116,8 @@ def parse_arguments(words: list[str]) -> Namespace:
         raise UsageError("--tag marks what is published, and a pull request is not yet: tag it when it is merged.")
     if args.code_only and (args.all_checkpoints or args.also_native):
         raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
+    if args.code_only and args.replace:
+        raise UsageError("--code_only keeps all weights, and --replace removes those of another model. Use one.")
     for code in args.language or []:
         if not LANGUAGE.fullmatch(code):
             raise UsageError(f"--language {code} is no code of a language. Write en for English, de for German, …")

@@ -43,7 +43,7 @@ from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
 from upload.client import TRANSIENT, Retries, call_name, connect, is_commit, said, silence
 from upload.license import APACHE
-from upload.stage import Files, is_loaded, is_of_model, is_ours, is_weights
+from upload.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
 
 MAIN = "main"
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -424,11 +424,14 @@ class Hub:
             gone = [
                 name
                 for name in remote.files
-                if name not in files and (is_ours(name, code) or (remote.other_model and is_of_model(name)))
+                if name not in files
+                and (is_ours(name, code) or (remote.other_model and (is_of_model(name) or is_terms(name))))
             ]
-            if "LICENSE" not in files and is_same(remote.files.get("LICENSE"), APACHE):
+            if "LICENSE" not in {*files, *gone} and is_same(remote.files.get("LICENSE"), APACHE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights
-        return Changes(changed, gone, [name for name in changed if name in remote.files and is_loaded(name)])
+        replaced = [name for name in changed if name in remote.files and is_loaded(name)]
+        kept = sorted(remote.files.keys() - {*files, *gone, ".gitattributes"}) if remote.other_model else []
+        return Changes(changed, gone, replaced, kept)
 
     def push(
         self,
@@ -657,11 +660,14 @@ class Changes:
     gone: list[str]
     replaced: list[str]
     """Those of `sent` that are there with other bytes, and that transformers loads."""
+    kept: list[str]
+    """Files of another model's repository that are neither replaced nor removed."""
 
     def told(self) -> list[str]:
         """In words, where there was something before."""
         lines = [f"replaces {', '.join(self.replaced)}"] if self.replaced else []
-        return [*lines, *([f"removes {', '.join(self.gone)}"] if self.gone else [])]
+        lines += [f"removes {', '.join(self.gone)}"] if self.gone else []
+        return [*lines, *([f"keeps {', '.join(self.kept)}"] if self.kept else [])]
 
 
 @dataclass(frozen=True)

@@ -45,14 +45,18 @@ RESULTS = ("resolved.json", "evaluation/heldout.json", "evaluation/completions.j
 CHARTS = ("loss", "grad_norm", "learning_rate", "throughput")
 WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".gguf", ".ggml", ".onnx"),
-    *(".onnx_data", ".tflite", ".mlmodel"),
+    *(".onnx_data", ".onnx.data", ".tflite", ".mlmodel", ".pb", ".keras", ".pkl", ".pickle", ".joblib", ".npz"),
+    *(".nemo", ".mar", ".pte", ".engine", ".llamafile", ".pdparams", ".ftz", ".dduf"),
 )
 WEIGHT_INDEXES = (".safetensors.index.json", ".bin.index.json", ".h5.index.json", ".msgpack.index.json")
 OF_OTHERS = (
     *("adapter_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt"),
-    *("chat_template.json", "custom_generate/generate.py"),
+    *("chat_template.json", "custom_generate/generate.py", "tekken.json", "params.json"),
+    *("preprocessor_config.json", "processor_config.json"),
 )
-"""What transformers loads of other models, beside weights, settings and tokenizer."""
+"""What is loaded of other models, beside weights, settings and tokenizer."""
+TERMS = re.compile(r"(licen[cs]es?|copying|notices?|use_policy)(?![a-z])[^/]*", re.IGNORECASE)
+"""Of another model: under which terms it may be used."""
 SHORT_CONTEXT = 512
 """Below it the pipeline's 256 new tokens, unless the model says otherwise, leave too little for a prompt."""
 
@@ -198,13 +202,20 @@ def is_ours(name: str, code: set[str]) -> bool:
 
 
 def is_weights(name: str) -> bool:
-    """Whether a file on the Hub contains weights, in whatever format and folder."""
+    """Whether a file on the Hub contains weights, in any folder, by the suffix of its name."""
     return name.endswith(WEIGHT_SUFFIXES) and name != "training_args.bin"
 
 
 def is_of_model(name: str) -> bool:
     """Whether a file on the Hub is part of a model, whoever made it: loaded with the new weights, it would be wrong."""
+    if re.fullmatch(r"tokenizer\.model\.v\w+", name):
+        return True
     return is_weights(name) or name in (*SETTINGS, *TOKENIZER, *OF_OTHERS) or name.endswith(WEIGHT_INDEXES)
+
+
+def is_terms(name: str) -> bool:
+    """Whether a file on the Hub states the terms of a model: its license, a notice, a policy."""
+    return TERMS.fullmatch(name) is not None
 
 
 def write(path: Path, value: Any) -> None:
