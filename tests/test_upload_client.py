@@ -22,7 +22,8 @@ from gpt2small_hf.runs import DoorError, RunFolder, UsageError, write_json
 from upload import client
 from upload.arguments import AuthError, parse_arguments, token_in_use
 from upload.facts import Publication
-from upload.hub import Hub, UploadError, is_public
+from upload.hub import Hub, Remote, UploadError, is_public
+from upload.license import License
 from upload.push import Plan, private_links
 from upload.source import Source
 from upload.stage import files_of
@@ -83,7 +84,7 @@ def push_once(staged: Path) -> None:
     remote = hub.look(REPO, "next", proposal="Propose")
     remote.other_model = hub.other_model(remote, [])
     hub.check_tag(remote, "v1", staged)
-    hub.check_card(remote, staged, "mit", replace=False)
+    hub.check_card(remote, staged, License("mit"), replace=False)
     files = files_of(staged)
     hub.changes(remote, staged, files)
     hub.prepare(remote)
@@ -229,6 +230,8 @@ def test_an_answer_of_another_form_is_one_line(server, staged, call, kind):
         ({"Retry-After": "7"}, 7),
         ({"retry-after": format_datetime(datetime.now(timezone.utc) + timedelta(days=1), usegmt=True)}, 86_400),
         ({"Retry-After": "soon"}, 0),
+        ({"Retry-After": "9" * 400}, client.LONGEST),
+        ({"RateLimit": f'"api";r=0;t={"9" * 400}'}, client.LONGEST),
         ({"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}, 55),
         ({"RateLimit": '"api";r=12;t=55'}, 0),
         ({"RateLimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
@@ -247,6 +250,43 @@ def test_a_call_waits_as_long_as_the_hub_asks_and_announces_it(server, staged, c
     assert waits == [40]
     said = "GET /api/whoami-v2: the Hub answered 429 and asks to wait 40 s; trying again in 40 s\n"
     assert capfd.readouterr().err == said
+
+
+@pytest.mark.parametrize("call", ["whoami", "commit"])
+def test_a_busy_server_is_quoted_in_the_message(server, staged, capfd, call):
+    existing(server)
+    server.inject(call, "503", times=-1, headers={"X-Error-Message": "Maintenance until 10:00 UTC."})
+    with pytest.raises(UploadError, match=r"the Hub answered 503 \(Maintenance until 10:00 UTC\)"):
+        push_once(staged)
+    assert ": the Hub answered 503 (Maintenance until 10:00 UTC); trying again in 0.01 s\n" in capfd.readouterr().err
+
+
+def test_a_commit_is_made_once_if_the_hub_does_not_tell_whether_it_was_made(server, staged):
+    existing(server)
+    server.inject("commit", "silent", times=-1)
+    server.inject("commits", "silent", times=-1)
+    with pytest.raises(UploadError, match=r"was not answered: .* It may have been made: run the same command"):
+        push_once(staged)
+    assert len([request for request in server.requests if "/commit/" in request.path]) == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path", "is_commit", "seconds"),
+    [
+        ("https://hub", "/api/models/you/tiny/commit/main", True, 60),
+        ("https://hub", "/api/models/you/commit/preupload/main", False, 10),
+        ("https://hub", "/api/models/commit/tiny/preupload/main", False, 10),
+        ("https://hub", "/you/tiny/resolve/main/config.json", False, 60),
+        ("https://proxy/hf", "/hf/api/whoami-v2", False, 10),
+        ("https://proxy/hf/", "/hf/api/models/you/tiny/commit/main", True, 60),
+    ],
+)
+def test_a_commit_and_its_time_out_are_known_by_the_path(monkeypatch, endpoint, path, is_commit, seconds):
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 10)
+    request = client.Client().build_request("POST", httpx2.URL(endpoint).join(path))
+    assert client.is_commit(request) == is_commit
+    assert request.extensions["timeout"]["read"] == seconds
 
 
 def test_a_call_gives_up_at_once_when_the_hub_asks_for_hours(server, monkeypatch):
@@ -284,6 +324,17 @@ def test_an_address_without_a_hub_is_one_line_at_once(server, monkeypatch, endpo
     monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pytest.fail))
     with pytest.raises(kind, match="asking whose the token is"):
         Hub()
+
+
+@pytest.mark.parametrize("kind", ["401", "403", "500", "html", "list", None])
+def test_a_password_in_the_address_of_the_hub_is_not_printed(server, monkeypatch, capfd, kind):
+    address = server.url.replace("//", "//ada:s3cret@")
+    monkeypatch.setattr(constants, "ENDPOINT", address if kind else "http://ada:s3cret/s3cret@127.0.0.1:1")
+    if kind:
+        server.inject("whoami", kind, times=-1)
+    with pytest.raises(DoorError) as error:
+        Hub()
+    assert "s3cret" not in f"{error.value}{capfd.readouterr()}{Remote(REPO, 'main', exists=True).url()}"
 
 
 def test_a_token_that_cannot_be_sent_or_read_is_one_line(server, monkeypatch, tmp_path):
@@ -334,6 +385,21 @@ def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
     assert name in remote.other_model
     told = hub.changes(remote, staged, files_of(staged)).told()
     assert told == [f"removes LICENSE.txt, USE_POLICY.md, {name}", "keeps fox.png"]
+
+
+def test_another_license_named_other_is_kept(server, staged):
+    server.create(REPO)
+    card = "---\nlicense: other\nlicense_name: llama3\nlicense_link: https://example.org/llama3\n---\n"
+    server.commit(REPO, {"README.md": card.encode()})
+    hub = Hub()
+    remote = hub.look(REPO)
+    hub.check_card(remote, staged, License("other", "llama3", "https://example.org/llama3"), replace=False)
+    for name, link, said in (
+        ("mine", "https://example.org/llama3", "the license_name llama3. Add --license_name llama3 to keep it"),
+        ("llama3", "https://example.org/mine", "the license_link https://example.org/llama3. Add --license_link"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            hub.check_card(remote, staged, License("other", name, link), replace=False)
 
 
 def test_a_new_repository_has_nothing_to_replace(server, staged):

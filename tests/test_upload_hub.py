@@ -452,6 +452,8 @@ def test_a_gitignore_that_excludes_a_file_is_refused_before_anything_is_sent(hub
         ),
         ({".gitignore": b"*.png\n", "charts/.gitignore": b"!loss.png\n"}, "charts/loss.png", None),
         ({".gitignore": b"charts/\n!charts/loss.png\n"}, "charts/loss.png", (".gitignore", "1", "charts/")),
+        ({"a:b/.gitignore": b"*.py\n"}, "a:b/gpt.py", ("a:b/.gitignore", "1", "*.py")),
+        ({"Füchse/.gitignore": "*.py\n#\nü*\n".encode()}, "Füchse/ü.txt", ("Füchse/.gitignore", "3", "ü*")),
         ({}, "gpt.py", None),
     ],
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import cache, partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 from huggingface_hub import constants, set_client_factory
@@ -31,6 +33,10 @@ MOST_WAIT = 300
 SLOW = 6
 """How many times HF_HUB_DOWNLOAD_TIMEOUT (10 s) a commit and the storage may be silent: they work on large files."""
 TRANSIENT = {408, 429, 500, 502, 503, 504}
+COMMIT = re.compile(r"/api/\w+/[^/]+/[^/]+/commit/")
+"""Path of a commit; the account or the repository may be named `commit`, too."""
+LONGEST = 1e9
+"""Seconds, at most, that a server's request to wait is taken to mean."""
 XET = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "1s"}
 """Environment of hf_xet. It waits 30 s for an answer and repeats a call, by default with pauses of up to 90 s."""
 
@@ -96,8 +102,8 @@ class Client(httpx2.Client):
                 if response.status_code not in TRANSIENT:
                     return response
                 response.close()
-                if not retries.wait(call_name(request), said(response), response.headers):
-                    raise GaveUpError(said(response), request, retries.failed + 1)
+                if not retries.wait(call_name(request), status_reason(response), response.headers):
+                    raise GaveUpError(status_reason(response), request, retries.failed + 1)
             except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
                 if isinstance(error, httpx2.ConnectError) and not self.reached:
                     raise
@@ -146,13 +152,24 @@ def usable_environment() -> Iterator[None]:
 def time_out(url: httpx2.URL) -> httpx2.Timeout:
     """Return the seconds of silence after which a call has failed. Bytes that flow may take as long as they need."""
     seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    is_slow = "/commit/" in url.path or not url.path.startswith("/api/")
+    path = path_on_hub(url)
+    is_slow = COMMIT.match(path) or not path.startswith("/api/")
     return httpx2.Timeout(seconds * SLOW if is_slow else seconds, connect=seconds)
 
 
 def is_commit(request: httpx2.Request) -> bool:
     """Return whether a request makes a commit."""
-    return request.method == "POST" and "/commit/" in request.url.path
+    return request.method == "POST" and COMMIT.match(path_on_hub(request.url)) is not None
+
+
+def path_on_hub(url: httpx2.URL) -> str:
+    """Return the path of a call without that of HF_ENDPOINT."""
+    return url.path.removeprefix(urlsplit(constants.ENDPOINT).path.rstrip("/"))
+
+
+def shown(address: str) -> str:
+    """Return an address as people may read it: without user and password, and without a query (a signature)."""
+    return re.sub(r"^(\w+://)?.*@", r"\1", address.split("?")[0])
 
 
 def call_name(request: httpx2.Request) -> str:
@@ -171,10 +188,12 @@ def silence(error: httpx2.TransportError) -> str:
     return f"no connection to {host} ({' '.join(str(error).split()) or type(error).__name__})"
 
 
-def said(response: httpx2.Response) -> str:
-    """Return the status by which the Hub asks to try again, and when."""
+def status_reason(response: httpx2.Response) -> str:
+    """Return the status by which the Hub asks to try again, its message, and when."""
     seconds = seconds_asked(response.headers)
-    return f"the Hub answered {response.status_code}" + (f" and asks to wait {seconds:g} s" if seconds else "")
+    message = " ".join(response.headers.get("X-Error-Message", "").split())[:200]
+    words = f" ({message.rstrip('. ')})" if message else ""
+    return f"the Hub answered {response.status_code}{words}" + (f" and asks to wait {seconds:g} s" if seconds else "")
 
 
 def seconds_asked(headers: Mapping[str, str]) -> float:
@@ -189,7 +208,7 @@ def seconds_asked(headers: Mapping[str, str]) -> float:
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         asked.append(limit.reset_in_seconds)
-    return math.ceil(max(asked))
+    return math.ceil(min(max(asked), LONGEST))
 
 
 def refuse_web_page(response: httpx2.Response) -> None:
@@ -198,6 +217,6 @@ def refuse_web_page(response: httpx2.Response) -> None:
         response.close()
         raise WebPageError(
             f"the answer is a web page ({call_name(response.request)}), perhaps the login page of a network or proxy. "
-            f"Open {constants.ENDPOINT} in a browser, and check HF_ENDPOINT",
+            f"Open {shown(constants.ENDPOINT)} in a browser, and check HF_ENDPOINT",
             request=response.request,
         )

@@ -41,8 +41,8 @@ from gpt2small_hf.runs import DoorError, UsageError, sha256
 from upload.arguments import AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
-from upload.client import TRANSIENT, Retries, call_name, connect, is_commit, said, silence
-from upload.license import APACHE
+from upload.client import TRANSIENT, Retries, call_name, connect, is_commit, shown, silence, status_reason
+from upload.license import APACHE, License
 from upload.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
 
 MAIN = "main"
@@ -98,7 +98,7 @@ class Remote:
 
     def url(self) -> str:
         """For people."""
-        return f"{constants.ENDPOINT}/{self.repo_id}"
+        return f"{shown(constants.ENDPOINT)}/{self.repo_id}"
 
 
 class Hub:
@@ -123,8 +123,8 @@ class Hub:
             except HfHubHTTPError as error:
                 if _status(error) == 401:
                     raise AuthError(
-                        f"{constants.ENDPOINT} does not know the token in use. Make one with write access at "
-                        f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
+                        f"{shown(constants.ENDPOINT)} does not know the token in use. Make one with write access at "
+                        f"{shown(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
                     ) from None
                 raise
             self.user: str = account["name"]
@@ -166,7 +166,7 @@ class Hub:
                 private=info.private,
                 head=head,
                 branch_exists=is_there,
-                pull_request=None if pull is None else pull.url,
+                pull_request=None if pull is None else shown(pull.url),
                 files=self._files(repo_id, head, info),
                 branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
@@ -229,7 +229,7 @@ class Hub:
     def _refuse_to_write(self, repo_id: str) -> NoReturn:
         raise AuthError(
             f"the token in use ({self.user}'s) may read {repo_id} and not write it. Make one with write access at "
-            f"{constants.ENDPOINT}/settings/tokens and log in again: hf auth login"
+            f"{shown(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
         )
 
     def other_model(self, remote: Remote, published: list[Files]) -> str | None:
@@ -298,7 +298,7 @@ class Hub:
             return ""
         return self._read(remote, "README.md").decode(errors="replace")
 
-    def check_card(self, remote: Remote, staged: Path, license: str | None, *, replace: bool) -> None:
+    def check_card(self, remote: Remote, staged: Path, license: License | None, *, replace: bool) -> None:
         """Raise: UsageError if README.md or LICENSE on the Hub was written or edited by hand, and would be lost."""
         if replace:
             return
@@ -319,11 +319,15 @@ class Hub:
                 f"README.md of {remote.repo_id} was edited on the Hub, or not made by a push. Carry its words over "
                 "into model_card.j2 and add --replace_card to write over it, or --create_pr to propose this one."
             )
-        if metadata.get("license") not in (None, license):
-            raise UsageError(
-                f"README.md of {remote.repo_id} states the license {metadata['license']}. Add --license "
-                f"{metadata['license']} to keep it, or --replace_card to write over it."
-            )
+        stated = {"license": license.id if license else None}
+        if license is not None and license.id == "other":
+            stated |= {"license_name": license.name, "license_link": license.metadata_link}
+        for key, value in stated.items():
+            if metadata.get(key) not in (None, value):
+                raise UsageError(
+                    f"README.md of {remote.repo_id} states the {key} {metadata[key]}. Add --{key} {metadata[key]} to "
+                    "keep it, or --replace_card to write over it."
+                )
 
     def check_tag(self, remote: Remote, tag: str | None, staged: Path) -> None:
         """Raise: UsageError if a tag has the name of a branch, or marks another model already.
@@ -483,7 +487,13 @@ class Hub:
             except (httpx2.HTTPError, OSError, RuntimeError, *MALFORMED) as error:
                 if opens:
                     opens = not self._find_opened(remote, message)
-                if not opens and (landed := self._landed(remote, staged, changed, gone)) is not None:
+                landed = None
+                if not opens:
+                    try:
+                        landed = self._landed(remote, staged, changed, gone)
+                    except (httpx2.HTTPError, OSError, *MALFORMED):  # it may be there: another would be a conflict
+                        self._refuse_push(remote, error, create_pr=create_pr)
+                if landed is not None:
                     return Pushed(landed, remote.pull_request, f"{len(changed)} files sent, {len(gone)} removed")
                 if opens and _is_unanswered(error):  # it may yet be opened, and would be there twice
                     raise UploadError(
@@ -500,7 +510,7 @@ class Hub:
         except (httpx2.HTTPError, OSError, *MALFORMED):
             return False
         if pull is not None:
-            remote.pull_request, remote.revision = pull.url, f"refs/pr/{pull.num}"
+            remote.pull_request, remote.revision = shown(pull.url), f"refs/pr/{pull.num}"
         return pull is not None
 
     def _worth_another(self, error: Exception) -> bool:
@@ -510,16 +520,11 @@ class Hub:
 
     def _landed(self, remote: Remote, staged: Path, changed: list[str], gone: list[str]) -> str | None:
         """The commit on top of the one we know, if it is ours: what was to be sent is there, what was to go is not."""
-        try:
-            commits = [
-                commit.commit_id for commit in self.api.list_repo_commits(remote.repo_id, revision=remote.revision)
-            ]
-            if remote.head not in commits[1:]:
-                return None
-            ours = commits[commits.index(remote.head) - 1]  # newest first; somebody may have gone on from it
-            there = self._files(remote.repo_id, ours)
-        except (httpx2.HTTPError, OSError, *MALFORMED):
+        commits = [commit.commit_id for commit in self.api.list_repo_commits(remote.repo_id, revision=remote.revision)]
+        if remote.head not in commits[1:]:
             return None
+        ours = commits[commits.index(remote.head) - 1]  # newest first; somebody may have gone on from it
+        there = self._files(remote.repo_id, ours)
         sent = all(is_same(there.get(name), staged / name) for name in changed)
         return ours if sent and not any(name in there for name in gone) else None
 
@@ -705,11 +710,13 @@ def ignoring_rule(rules: dict[str, bytes], name: str) -> tuple[str, str, str] | 
         settings = {variable: value for variable, value in os.environ.items() if not variable.startswith("GIT_")}
         git = ["git", "-C", place, "-c", f"core.excludesFile={os.devnull}"]
         try:
-            for words in ("init", "--quiet"), ("check-ignore", "--verbose", "--no-index", name):
-                done = subprocess.run([*git, *words], capture_output=True, check=True, env=settings)
+            for words in ("init", "--quiet"), ("check-ignore", "--verbose", "--no-index", "-z", "--stdin"):
+                done = subprocess.run(
+                    [*git, *words], input=name.encode(), capture_output=True, check=True, env=settings
+                )
         except (OSError, subprocess.CalledProcessError):
             return None
-    path, line, pattern = done.stdout.decode(errors="replace").partition("\t")[0].split(":", 2)
+    path, line, pattern, _ = done.stdout.decode(errors="replace").split("\0", 3)
     return None if pattern.startswith("!") else (path, line, pattern)
 
 
@@ -729,11 +736,11 @@ def answers(what: str) -> Iterator[None]:
         if status in (401, 403, 404):
             raise AuthError(
                 f"{what}: the Hub does not allow it ({_reason(error)}). Check the name, and that the token has write "
-                f"access: {constants.ENDPOINT}/settings/tokens"
+                f"access: {shown(constants.ENDPOINT)}/settings/tokens"
             ) from None
         raise UploadError(f"{what}: {_reason(error)}") from None
-    except httpx2.InvalidURL as error:
-        raise UsageError(f"{what}: {constants.ENDPOINT} is not an address ({error}). Check HF_ENDPOINT.") from None
+    except httpx2.InvalidURL:  # whose message may quote a password
+        raise UsageError(f"{what}: {shown(constants.ENDPOINT)} is not an address. Check HF_ENDPOINT.") from None
     except (httpx2.HTTPError, OSError, *MALFORMED) as error:
         raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
 
@@ -788,7 +795,7 @@ def _reason(error: BaseException) -> str:
         return f"{str(error).rstrip('. ')} ({_reason(cause)})"
     message = getattr(error, "server_message", None) or str(error)
     if response is not None and response.status_code in TRANSIENT:
-        message = said(response)
+        message = status_reason(response)
     elif response is not None and response.status_code == 403 and not getattr(error, "server_message", None):
         message = "the Hub answered 403"
     elif isinstance(error, (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)):
@@ -796,6 +803,6 @@ def _reason(error: BaseException) -> str:
     elif type(error) is ConnectionError:  # hf_xet's
         message = f"storage (Xet): {message}"
     elif isinstance(error, (json.JSONDecodeError, *MALFORMED[1:])):
-        message = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {message})"
-    line = re.sub(r"https?://\S+", lambda match: match[0].split("?")[0], " ".join(message.split()))
+        message = f"{shown(constants.ENDPOINT)} did not answer as the Hub does ({type(error).__name__}: {message})"
+    line = re.sub(r"https?://\S+", lambda match: shown(match[0]), " ".join(message.split()))
     return line[:300].rstrip(". ")

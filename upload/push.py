@@ -419,7 +419,7 @@ def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote
     if not args.create_pr:
         hub.check_replace(remote, replace=args.replace)
     hub.check_tag(remote, one.tag, one.folder)
-    hub.check_card(remote, one.folder, args.license, replace=args.replace_card or args.create_pr or replaces)
+    hub.check_card(remote, one.folder, one.publication.license, replace=args.replace_card or args.create_pr or replaces)
     changes = hub.changes(remote, one.folder, one.files, only(args, one))
     if remote.exists:
         hub.check_ignored(remote, one.folder, changes.sent, create_pr=args.create_pr)
