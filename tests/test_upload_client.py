@@ -402,6 +402,11 @@ def test_another_license_named_other_is_kept(server, staged):
             hub.check_card(remote, staged, License("other", name, link), replace=False)
 
 
+def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():
+    remote = Remote(REPO, "main", exists=True, tags={"before-20240101": "0a" * 20, "before-1b1b1b1b": "1b" * 20})
+    assert remote.replaced == {"before-1b1b1b1b": "1b" * 20}
+
+
 def test_a_new_repository_has_nothing_to_replace(server, staged):
     server.create(REPO)  # with its .gitattributes
     hub = Hub()

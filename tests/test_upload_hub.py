@@ -1,4 +1,4 @@
-"""Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command goes on."""
+"""Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command continues."""
 
 import shutil
 import sys
@@ -124,13 +124,13 @@ def test_a_commit_whose_answer_is_lost_is_found_and_not_made_twice(hub, push, ru
     assert_published(hub, run)
 
 
-def test_a_commit_that_never_succeeds_leaves_nothing_and_the_same_command_goes_on(hub, push, run):
+def test_a_commit_that_never_succeeds_leaves_nothing_and_the_same_command_completes_it(hub, push, run):
     hub.fail("/commit/", status=500, times=5)
     done = push(*QUICK, "--public")
     assert done.status == 4
     assert done.refusal == (
-        f"nothing was published to {REPO}: the Hub answered 500. The same command goes on; what is there already is "
-        "not sent again."
+        f"nothing was published to {REPO}: the Hub answered 500. Run the same command to continue; files that are "
+        "there are not sent again."
     )
     assert len(asked(hub, "/commit/")) == 5
     assert_untouched(hub)
@@ -146,7 +146,7 @@ def test_a_tag_that_the_hub_could_not_set_is_set_by_the_same_command(hub, push, 
     done = push(*QUICK, "--public")
     assert done.status == 4
     assert done.refusal.startswith(f"tagging {REPO}: the Hub answered 503 (POST /api/models/{REPO}/tag/")
-    assert done.refusal.endswith(", 5 attempts). The same command goes on.")
+    assert done.refusal.endswith(", 5 attempts). Run the same command to continue.")
     assert (published(hub), hub.repos[REPO].private) == (contents(run.staged), True)
     assert push(*QUICK, "--public").status == 0
     assert_published(hub, run)
@@ -158,7 +158,7 @@ def test_a_refusal_of_the_storage_is_told_and_not_taken_for_one_of_the_token(hub
     done = push(*QUICK)
     assert done.status == 4
     assert done.refusal.startswith(f"nothing was published to {REPO}: Error while uploading '")
-    assert "' to the Hub (Request has expired). The same command goes on; what is there already" in done.refusal
+    assert "' to the Hub (Request has expired). Run the same command to continue; files that are there" in done.refusal
     assert_untouched(hub)
 
 
@@ -186,7 +186,7 @@ def test_a_hub_that_is_not_there_is_said_at_once(waiting, run, tmp_path):
     done = Push("", waiting, tmp_path)(*QUICK)
     assert done.status == 4
     assert done.refusal.startswith(f"asking whose the token is: no connection to http://127.0.0.1:{waiting.port} (")
-    assert done.refusal.endswith("The same command goes on.")
+    assert done.refusal.endswith("Run the same command to continue.")
     assert done.seconds < 20
 
 

@@ -12,6 +12,7 @@ import torch
 import yaml
 from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
+from huggingface_hub import constants
 from pushing import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 from safetensors.torch import load_file, save_file
 from test_model_conversion import write_reference
@@ -346,6 +347,9 @@ def in_what_it_wrote_on_the_way(root: Path) -> None:
 def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.root, "runs/short")
+    Path("token").write_bytes(b"\xff")  # unreadable, which a dry run ignores
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "token")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
     plant(Path("runs/short"))
     with pytest.raises(UsageError) as refusal:
         publish(parse_arguments(["runs/short", REPO, "--dry_run", "--allow_modified_code"]))

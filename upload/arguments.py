@@ -207,18 +207,23 @@ def check_source(name: Path) -> None:
 
 
 def token_in_use() -> str:
-    """The token of the environment or of `hf auth login`. The network is not touched.
+    """Return the token to push with. The network is not touched.
 
     Raises: UsageError where the Hub is switched off, AuthError if there is no token or an unreadable one.
     """
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
-    try:
-        token = get_token()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AuthError(f"the token for the Hub cannot be read ({error}). Log in again: hf auth login") from None
+    token = stored_token()
     if token is not None and not (token.isascii() and token.isprintable()):
         raise AuthError("the token in use has characters that tokens do not have. Check HF_TOKEN: hf_ and letters.")
     if token is None:
         raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
     return token
+
+
+def stored_token() -> str | None:
+    """Return the token of the environment or of `hf auth login`, if any. Raises: AuthError for an unreadable one."""
+    try:
+        return get_token()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AuthError(f"the token for the Hub cannot be read ({error}). Log in again: hf auth login") from None

@@ -55,7 +55,7 @@ OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 
 
 class UploadError(DoorError):
-    """The push did not come to its end. The repository is as it was; the same command goes on."""
+    """The push failed. Running the same command again continues it."""
 
     status = 4
 
@@ -94,11 +94,21 @@ class Remote:
     @property
     def former_tag(self) -> str:
         """Name of the tag that keeps the branch's state before `--replace`."""
-        return f"before-{(self.head or '')[:8]}"
+        return former_tag(self.head or "")
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """The tags that `--replace` has set so far → their commits. A user's own may be named likewise."""
+        return {tag: commit for tag, commit in self.tags.items() if tag == former_tag(commit)}
 
     def url(self) -> str:
         """For people."""
         return f"{shown(constants.ENDPOINT)}/{self.repo_id}"
+
+
+def former_tag(commit: str) -> str:
+    """Return the tag that keeps a commit which `--replace` replaces."""
+    return f"before-{commit[:8]}"
 
 
 class Hub:
@@ -529,7 +539,7 @@ class Hub:
         return ours if sent and not any(name in there for name in gone) else None
 
     def _refuse_push(self, remote: Remote, error: Exception, *, create_pr: bool) -> NoReturn:
-        status, same = _status(error), "The same command goes on; what is there already is not sent again."
+        status, same = _status(error), "Run the same command to continue; files that are there are not sent again."
         if status in (401, 403):
             with answers(f"asking whether {remote.repo_id} may be written"):
                 self._check_may_write(remote.repo_id, create_pr=create_pr)
@@ -541,7 +551,7 @@ class Hub:
         if status in (400, 401, 403):
             raise UploadError(f"the Hub refused the commit to {remote.repo_id}: {_reason(error)}") from None
         if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
-            raise UsageError(f"the Hub does not take the card: {_reason(error)}. Mend model_card.j2.") from None
+            raise UsageError(f"the Hub does not take the card: {_reason(error)}. Correct model_card.j2.") from None
         reason = _reason(error)
         if _is_unanswered(error):
             raise UploadError(
@@ -742,7 +752,7 @@ def answers(what: str) -> Iterator[None]:
     except httpx2.InvalidURL:  # whose message may quote a password
         raise UsageError(f"{what}: {shown(constants.ENDPOINT)} is not an address. Check HF_ENDPOINT.") from None
     except (httpx2.HTTPError, OSError, *MALFORMED) as error:
-        raise UploadError(f"{what}: {_reason(error)}. The same command goes on.") from None
+        raise UploadError(f"{what}: {_reason(error)}. Run the same command to continue.") from None
 
 
 @contextmanager

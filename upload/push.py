@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -74,7 +74,7 @@ def main() -> None:
 def publish(args: Namespace) -> dict[str, Any]:
     """Do the whole of it. Returns: what was published, or would be.
 
-    Raises: UsageError for what can be mended here, before the network; hub.AuthError, UploadError and VerifyError.
+    Raises: UsageError for what can be fixed here, before the network; hub.AuthError, UploadError and VerifyError.
     """
     from gpt2small_hf.runs import UsageError, writing_alone
     from upload.facts import MOST_SAMPLES, held_out_answers, linked_repositories, plural, worse
@@ -104,7 +104,9 @@ def publish(args: Namespace) -> dict[str, Any]:
             say("left out", f"{words} (--publish_chat_questions shows the first {MOST_SAMPLES})")
     before = read_published(source.place.published)
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
-        raise UsageError(f"{source.place.published} could not be written: {source.place.root} is read-only. Mend that.")
+        raise UsageError(
+            f"{source.place.published} could not be written: {source.place.root} is read-only. Make it writable."
+        )
     plans = plan(args, source, before)
     if not args.dry_run:  # which asks the Hub nothing
         private = private_links(args, plans[0])
@@ -260,15 +262,17 @@ def beside(staged: Path, name: str) -> Path:
 
 def prepare(args: Namespace, one: Plan) -> None:
     """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
-    from huggingface_hub import get_token
-
     from gpt2small_hf.runs import whole
     from upload import card, stage
+    from upload.arguments import AuthError, stored_token
     from upload.facts import copyright_of
     from upload.license import write_license
     from upload.secret_scan import check_secrets
 
     native, known = one.publication.native, stage.read_record(one.folder)
+    token = None
+    with suppress(AuthError):  # a dry run needs no token; a push has checked it
+        token = stored_token()
     with whole(one.folder) as folder:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
@@ -293,7 +297,7 @@ def prepare(args: Namespace, one: Plan) -> None:
         one.files = stage.files_of(folder)
         card.gate(text, set(one.files))
         answers = [one.source.place.answers] if args.publish_chat_questions else []
-        check_secrets(folder, get_token(), quoted=[one.source.place.samples, *answers])
+        check_secrets(folder, token, quoted=[one.source.place.samples, *answers])
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
         stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
     page = stage.page_of(one.folder)
@@ -455,7 +459,7 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         "commit": pushed.commit,
         "pull_request": pushed.pull_request,
         "verified": None,
-        "replaced": {tag: commit for tag, commit in remote.tags.items() if re.fullmatch("before-[0-9a-f]{8}", tag)},
+        "replaced": remote.replaced,
     }
     path = one.source.place.published  # what is there now, whatever comes next
     write_json(path, remembered([{**record, **linked(one)}, *flat(read_published(path))]))
