@@ -731,6 +731,12 @@ def ada(monkeypatch) -> None:
         ("gpu7:/srv/my texts/x.txt", "x.txt"),
         # hosts and accounts
         ("gpu7:29500", "…"),
+        ("gpu7:22", "…"),
+        ("host:29500", "…"),
+        ("model:12", "model:12"),
+        ("tokens/s", "tokens/s"),
+        ("mailto:ada@example.com", "…"),
+        ("a=1,b=/srv/x/y", "a=1,b=y"),
         ("--rdzv_endpoint=gpu7:29500", "--rdzv_endpoint=…"),
         ("10.0.0.1:29500", "…"),
         ("10.0.0.1, fe80::1 and [2001:db8::1]:80", "…, … and …"),
@@ -809,6 +815,14 @@ def test_command_line_is_published_word_by_word():
         "--prompts 'What is in /etc/hosts?' and/or": "--prompts 'What is in /etc/hosts?' and/or",
         """--optim_args '{"a": 0.1, "b": "/x/y"}'""": """--optim_args '{"a": 0.1, "b": "y"}'""",
         "--learning_rate -1e-3 examples/tiny.yaml": "--learning_rate -1e-3 examples/tiny.yaml",
+        # what a flag means ends with its value
+        "--prompts='The x' '/srv/Acme Corp/Project Falcon/r.yaml'": "'--prompts=The x' r.yaml",
+        "--device=cuda /srv/secret/r.yaml --device /srv/secret": "--device=cuda r.yaml --device secret",
+        "--rdzv_endpoint=gpu7:29500 r.yaml": "'--rdzv_endpoint=…' r.yaml",
+        "--master_addr gpu7 r.yaml --seed 1": "--master_addr '…' r.yaml --seed 1",
+        "--push_to_hub_token=abc r.yaml": "'--push_to_hub_token=…' r.yaml",
+        "--prompts a=/etc/x b/c --hub_token abc r.yaml": "--prompts a=/etc/x b/c --hub_token '…' r.yaml",
+        "--optim_args 'a=1,b=/srv/x/y'": "--optim_args a=1,b=y",
     }
     for told, published in words.items():
         assert scrubbed_command(f"python train.py {told}", {"ada/base"}) == f"python train.py {published}"
@@ -820,6 +834,7 @@ def test_settings_are_published_by_what_they_are():
         "output_dir": "Project Falcon/tiny",
         "chat_data": ["Project Falcon/a.jsonl", "/srv/b c/d.jsonl[0:100]"],
         "device": {"name": "AMD Radeon RX 7900 XT/7900 XTX"},
+        "versions": {"cudnn": "9.1.0.70"},
         "master_addr": "gpu7",
         "entity": "acme",
         "proxy": None,
@@ -829,6 +844,7 @@ def test_settings_are_published_by_what_they_are():
         "output_dir": "tiny",
         "chat_data": ["a.jsonl", "d.jsonl[0:100]"],
         "device": {"name": "AMD Radeon RX 7900 XT/7900 XTX"},
+        "versions": {"cudnn": "9.1.0.70"},
         "master_addr": "…",
         "entity": "…",
         "proxy": None,

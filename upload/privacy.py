@@ -25,8 +25,8 @@ HIDDEN = "…"
 
 # ---- what is taken out -----------------------------------------------------------------------------------------------
 
-_AS_IT_IS = {"prompts", "completions", "device"}
-"""Text of a user or a model, which is shown as it is; and the hardware, whose name may have a slash."""
+_AS_IT_IS = {"prompts", "completions", "device", "versions"}
+"""Text of a user or a model, which is shown as it is; and hardware and versions, which look like paths or addresses."""
 _PATHS = {
     *(
         "output_dir",
@@ -56,7 +56,7 @@ _HUB = re.compile(
 _IS_PATH = re.compile(
     rf"{_ADDRESS}|[/~]|\.\.?[/\\]|[A-Za-z]:[\\/]+[^\s\\/]|\\\\\w"  # address, absolute, of home or here, Windows, UNC
     r"|[\w.+-]+@[\w.-]+:|[\w.-]{2,}:[/~]"  # user@host:path, host:/path
-    r"|\w[\w.-]*\\[\w.-]|(?![\d./]+$)[^\s/{}<>]*/[^\s{}<>]*$"  # runs\tiny, runs/tiny; not 1/2
+    r"|\w[\w.-]*\\[\w.-]|(?![\d./]+$|\w+/s$)[^\s/{}<>]*/[^\s{}<>]*$"  # runs\tiny, runs/tiny; not 1/2, tokens/s
 )
 _LETTER = r"[^\s/\\'\"<>|,;:=\[\]{}()]"
 _FOLDER = rf"{_LETTER}(?:(?! -)[^/\\'\"<>|,;:=\[\]{{}}()\n])*"  # its name may have spaces
@@ -70,7 +70,7 @@ _IN_TEXT = re.compile(
 )
 _BEFORE_PATH = re.compile(rf"(?!file:){_ADDRESS}[^/]*|\\\\[^\\/]*|[\w.+-]+@[\w.-]+:|[\w.-]{{2,}}:(?=[/~])")
 _OF_NETWORK = re.compile(
-    r"[\w.+-]+@[\w.-]+(:\d+)?|([\w-]+\.)+(internal|local|lan|corp|intranet|localdomain|cluster)(:\d+)?"
+    r"(mailto:)?[\w.+-]+@[\w.-]+(:\d+)?|([\w-]+\.)+(internal|local|lan|corp|intranet|localdomain|cluster)(:\d+)?"
 )
 _NO_SPACE = re.compile(r"[\w.:@%+\[\]-]*[.:@][\w.:@%+\[\]-]*\w\]?")
 
@@ -80,7 +80,9 @@ def scrubbed(value: Any, public: Collection[str] = (), *, is_path: bool = False)
 
     `/srv/Acme Corp/a.jsonl`, `s3://acme/a.jsonl` and `ada@host:/srv/a.jsonl` become `a.jsonl`; hosts and credentials
     become `…`. Prompts, what a model wrote, chat templates and the recipes in `examples/` stay as they are. So does a
-    text with a secret: in parts, `check_secrets` would not know it.
+    text with a secret: in parts, `check_secrets` would not know it. Not recognised: a host of a public domain without a
+    port (`gpu7.example.com`), and a relative path with spaces (`data/Acme Corp/a.txt`) under another name than `_PATHS`.
+    A version of four numbers is taken for an IP address, but for those in `versions`.
 
     Args:
         value: JSON, or a text of it.
@@ -123,22 +125,23 @@ def scrubbed_command(command: str, public: Collection[str] = ()) -> str:
     kept, flag = [], ""
     for word in words:
         named = _NAMED.fullmatch(word)
-        if named and (word.startswith("-") or named[1].isidentifier()):
-            flag = named[1].lstrip("-")
-            word = f"{named[1]}={_argument(flag, named[2], public)}"
+        is_variable = named and named[1].isidentifier() and flag != "prompts" and not _is_list(word)
+        if named and (word.startswith("-") or is_variable):
+            word, flag = f"{named[1]}={_argument(named[1].lstrip('-'), named[2], public)}", ""
         elif re.match(r"--?[A-Za-z]", word):
             flag = word.lstrip("-")
         else:
             word = _argument(flag, word, public)
+            flag = "prompts" if flag == "prompts" else ""  # alone of those that matter here it takes several words
         kept.append(word)
     return shlex.join(kept)
 
 
 def _argument(flag: str, word: str, public: Collection[str]) -> str:
     """The value of a flag."""
-    if flag in _AS_IT_IS:
+    if flag == "prompts":
         return word
-    if _CREDENTIAL.fullmatch(flag) or _HOST.fullmatch(flag):
+    if _is_hidden(flag):
         return HIDDEN
     if word.startswith(("{", "[")):
         try:
@@ -148,6 +151,16 @@ def _argument(flag: str, word: str, public: Collection[str]) -> str:
     return _text(word, public, is_path=True)
 
 
+def _is_hidden(name: str) -> bool:
+    """Whether the value of this name is a credential, a host or an account."""
+    return bool(_CREDENTIAL.fullmatch(name) or _HOST.fullmatch(name))
+
+
+def _is_list(text: str) -> bool:
+    """Whether a text is several names and values: `a=1,b=/srv/x`."""
+    return "," in text and all(map(_NAMED.fullmatch, text.split(",")))
+
+
 def _text(text: str, public: Collection[str], *, is_path: bool = False) -> str:
     """A value, a word of a command or a sentence."""
     if is_secret(_without_login(text)):
@@ -155,8 +168,10 @@ def _text(text: str, public: Collection[str], *, is_path: bool = False) -> str:
     home = str(Path.home())
     if len(home) > 1:  # its name may have spaces, or be the user's
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
+    if _is_list(text):
+        return ",".join(_text(part, public, is_path=is_path) for part in text.split(","))
     if named := _NAMED.fullmatch(text):
-        value = HIDDEN if _CREDENTIAL.fullmatch(named[1].lstrip("-")) else _text(named[2], public, is_path=is_path)
+        value = HIDDEN if _is_hidden(named[1].lstrip("-")) else _text(named[2], public, is_path=is_path)
         return f"{named[1]}={value}"
     if (hub := _HUB.fullmatch(text)) and (hub[1] or hub[2]) in public:
         return text
@@ -164,7 +179,7 @@ def _text(text: str, public: Collection[str], *, is_path: bool = False) -> str:
         return text
     if "\n" not in text and (_IS_PATH.match(text) or (is_path and "/" in text)):
         return _last_part(text)
-    if re.fullmatch(r"[A-Za-z][\w.-]*:\d{2,5}", text):  # host:port
+    if re.fullmatch(r"[A-Za-z][\w.-]*:\d{4,5}|[A-Za-z][\w.-]*[\d.-][\w.-]*:\d{2,5}", text):  # host:port; not model:12
         return HIDDEN
     text = re.sub(r"(--\w*(?:_token|_key|secret|password))([ =])\S+", rf"\1\2{HIDDEN}", text)
     text = _IN_TEXT.sub(_replaced, text).replace("../", "")
