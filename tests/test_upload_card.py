@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Run, as_markdown, facts, status
+from gpt2small_hf.report.page import Run, as_markdown, facts, status, trained_parameters
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.training.budget import flops_per_token
@@ -34,6 +34,7 @@ from upload.facts import (
     linked_repositories,
     loss_then,
     plural,
+    trained,
     training_seconds,
     worse,
 )
@@ -168,7 +169,11 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
     write_json(Path("theirs/train.json"), {**told, "gradient_accumulation_steps": 81, "clipping_max_norm": 1.0})
 
     adapters = copied(chat_run, "adapters")
-    change(adapters.resolved, run={"lora_rank": 8, "lora_alpha": None}, parameters={"total": 20_000, "trained": 1000})
+    change(
+        adapters.resolved,
+        run={"lora_rank": 8, "lora_alpha": None},
+        parameters={"total": 20_000, "trained": 1000, "adapter": 900},
+    )
     older = copied(tiny_run, "older")
     resolved, heldout = read_json(older.resolved), read_json(older.heldout)
     for name in ("sources", "splits", "tokenizer"):
@@ -588,7 +593,9 @@ def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_publish
         card = card_of(run.root, questions=allowed)
         gate(card.text, card.files)
         blocks = [code for code in card.codes("text") if "asked:" in code and "likeliest:" not in code]
-        assert ("Held-out questions, from chats that were not trained on." in card.prose) == allowed
+        assert (
+            "Questions of held-out chats; whether the training chats contain them too was not" in card.prose
+        ) == allowed
         assert f"the first 3 of {len(asked)}: the answers" in card.prose or not allowed
         assert len(blocks) == (3 if allowed else 0)
         for block, row, question in zip(blocks, rows, asked, strict=False):
@@ -681,8 +688,22 @@ def test_the_settings_are_those_in_force(variant, cards):
     rank = cards["adapters"].table("optimizer")
     words = "rank 8, alpha 16, dropout 0, on all linear layers of each block; merged into the model's weights"
     assert rank.pop("LoRA") == [words]
-    assert rank.pop("trained") == ["1,000 of 20,000 parameters (5.0%), those of the adapter included"]
+    assert rank.pop("trained") == [
+        "1,000 of 20,000 parameters (5.0%): 900 of the adapter, 100 of new rows of the embeddings; "
+        "the merged model has 19,000"
+    ]
     assert rank == cards["chat"].table("optimizer")
+
+
+def test_parameters_trained_with_lora_are_those_of_the_adapter_unless_the_run_is_of_an_earlier_version(tiny_run):
+    run = Run(tiny_run)
+    counts = {"total": 20_000, "trained": 1000}
+    for adapter, words in (
+        ({}, ", those of the adapter included"),
+        ({"adapter": 1000}, ": 1,000 of the adapter; the merged model has 19,000"),
+    ):
+        run.resolved["parameters"] = counts | adapter
+        assert trained_parameters(run) == f"1,000 of 20,000 parameters (5.0%){words}"
 
 
 @pytest.mark.parametrize("variant", ["run", "chat", "native", "checkpoint", "converted"])
@@ -935,10 +956,13 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     run.heldout.unlink()
     write_jsonl(run.metrics, [row for row in read_jsonl(run.metrics) if row["step"] <= 15])
     state, guard = (run.checkpoints / "checkpoint-20" / name for name in ("trainer_state.json", "guard_0.json"))
-    write_json(state, {**read_json(state), "num_input_tokens_seen": 1920})
+    write_json(state, {**read_json(state), "num_input_tokens_seen": 1920, "epoch": 2.13})
     write_json(guard, {**read_json(guard), "tokens": 640})
     card = card_of(of_checkpoint(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
+    assert ", in 2.13 passes. " in card.prose
+    assert trained(card.source)["train_loss_until"] == 15
+    assert card.table("hardware")["time in training steps"][0].endswith(" s (to step 15)")
     assert " trained from scratch on 2,560 tokens" in card.prose
     assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
     shutil.rmtree(run.checkpoints / "checkpoint-20")

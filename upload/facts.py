@@ -328,20 +328,28 @@ def trained(source: Source) -> dict[str, Any]:
     run = source.run
     assert run is not None
     rows = _rows_until(source)
-    tokens = logged_tokens(rows)
-    if source.is_checkpoint:  # it may lie between two lines of the log
+    tokens, epochs = logged_tokens(rows), _last(rows, "epoch")
+    if source.is_checkpoint:  # it may be between two lines of the log
         tokens = max(tokens or 0, tokens_of(source.model)) or None  # earlier versions counted none
+        epochs = read_json(source.model / "trainer_state.json").get("epoch", epochs)
     return {
         "name": run.name,
         "steps": source.step if source.is_checkpoint else run.step,
         "kept": _kept(source),
         "tokens": tokens,
         "about": None if tokens is None else about(tokens),
-        "epochs": _last(rows, "epoch"),
+        "epochs": epochs,
         "chats": run.resolved["data"]["train"]["conversations"] if run.chats else None,
         "train_loss": _last(rows, "loss"),
+        "train_loss_until": _logged_until(source, "loss"),
         "date": run.resolved["made_by"]["date"][:10],
     }
+
+
+def _logged_until(source: Source, name: str) -> int | None:
+    """Return the step of a checkpoint's last logged value of this name; None if it is the checkpoint's own step."""
+    last = next((row["step"] for row in reversed(_rows_until(source)) if name in row), None)
+    return last if source.is_checkpoint and last != source.step else None
 
 
 def _kept(source: Source) -> dict[str, Any] | None:
@@ -597,12 +605,14 @@ def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     if not gpu:
         hardware = f"CPU ({device['name']}), {plural(device['threads'], 'thread')}{f', {n} processes' if n > 1 else ''}"
     speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
+    until = _logged_until(source, "tokens_per_second")
+    of_steps = f" (to step {until:,})" if until else ""
     return _table(
         {
             "measured over": f"the whole training, to step {run.step:,}" if _kept(source) else None,
             "hardware": hardware,
-            "time in training steps": _duration(seconds),
-            "device hours": f"{n * seconds / 3600:.1f}" if gpu and seconds else None,
+            "time in training steps": f"{_duration(seconds)}{of_steps}" if seconds else None,
+            "device hours": f"{n * seconds / 3600:.1f}{of_steps}" if gpu and seconds else None,
             "tokens/s (median)": None if speed is None else f"{speed:,.0f}",
             "MFU (median)": None if mfu is None else f"{mfu:.1%}",
             "peak memory": f"{max(memory):.1f} GiB" if memory else None,
@@ -611,9 +621,7 @@ def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     )
 
 
-def _duration(seconds: float | None) -> str | None:
-    if seconds is None:
-        return None
+def _duration(seconds: float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
 

@@ -80,9 +80,11 @@ def scrubbed(value: Any, public: Collection[str] = (), *, is_path: bool = False)
 
     `/srv/Acme Corp/a.jsonl`, `s3://acme/a.jsonl` and `ada@host:/srv/a.jsonl` become `a.jsonl`; hosts and credentials
     become `…`. Prompts, what a model wrote, chat templates and the recipes in `examples/` stay as they are. So does a
-    text with a secret: in parts, `check_secrets` would not know it. Not recognised: a host of a public domain without a
-    port (`gpu7.example.com`), and a relative path with spaces (`data/Acme Corp/a.txt`) under another name than `_PATHS`.
-    A version of four numbers is taken for an IP address, but for those in `versions`.
+    text with a secret: in parts, `check_secrets` would not know it.
+
+    Not recognised: a host of a public domain without a port (`gpu7.example.com`), and a relative path with spaces
+    (`data/Acme Corp/a.txt`) under a name that is not in `_PATHS`. Four numbers are taken for an IP address, except in
+    `versions`.
 
     Args:
         value: JSON, or a text of it.

@@ -233,8 +233,13 @@ def trained_parameters(run: Run) -> str | None:
     counts = run.resolved.get("parameters")
     if not counts or counts["trained"] == counts["total"]:
         return None
-    share = counts["trained"] / counts["total"]
-    return f"{counts['trained']:,} of {counts['total']:,} parameters ({share:.1%}), those of the adapter included"
+    said = f"{counts['trained']:,} of {counts['total']:,} parameters ({counts['trained'] / counts['total']:.1%})"
+    if "adapter" not in counts:  # earlier versions did not record them
+        return f"{said}, those of the adapter included"
+    rows = counts["trained"] - counts["adapter"]
+    new = f", {rows:,} of new rows of the embeddings" if rows else ""
+    merged = counts["total"] - counts["trained"]
+    return f"{said}: {counts['adapter']:,} of the adapter{new}; the merged model has {merged:,}"
 
 
 def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:

@@ -223,7 +223,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         return run
     model = material.build()
     trained = model.num_parameters(only_trainable=True)
-    settings["parameters"] = {"total": model.num_parameters(), "trained": trained}  # an adapter's are among them
+    adapter = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
+    settings["parameters"] = {"total": model.num_parameters(), "trained": trained, "adapter": adapter}
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = {"lm_head.weight"}

@@ -121,6 +121,7 @@ def test_the_adapters_folder_holds_what_was_trained_and_no_more(made):
     counts = read_json(made.run.resolved)["parameters"]
     assert counts["trained"] == sum(tensor.numel() for tensor in saved.values())
     assert counts["total"] == sizes(config).total + counts["trained"]
+    assert counts["adapter"] == of_layers
     share = f"{counts['trained']:,} of {counts['total']:,} parameters"
     report = dict(facts(Run(made.run)))
     assert report["trained"].startswith(share)
