@@ -422,8 +422,9 @@ def prompts_in_training(prompts: list[str], rows: Rows) -> list[bool] | None:
     """Return for each prompt whether it is also a user's turn in the training chats; None of a run on text."""
     if not isinstance(rows, ChatDataset):
         return None
-    asked = {turn["content"].strip() for chat in rows.chats for turn in chat.messages if turn["role"] == "user"}
-    return [prompt.strip() in asked for prompt in prompts]
+    turns = (turn["content"].strip() for chat in rows.chats for turn in chat.messages if turn["role"] == "user")
+    found = {prompt.strip() for prompt in prompts}.intersection(turns)  # holds prompts alone, not all turns
+    return [prompt.strip() in found for prompt in prompts]
 
 
 def resolve(
