@@ -72,8 +72,8 @@ def parse_arguments(words: list[str]) -> Namespace:
         "none is named.")  # fmt: skip
     add("--license_name", help="Identifier of a license that the Hub does not list (with --license other).")
     add("--license_link", help="Address of its text (with --license other).")
-    add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0 "
-        "and mit, linked for others.")  # fmt: skip
+    add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0, "
+        "and for mit if the copyright holder is known; others are linked if SPDX has a page of them.")  # fmt: skip
     add("--developers", nargs="+", help="Who trained the model: people, groups, each in quotes. Unset: the account of "
         "REPO for a run, that of --origin for weights without a run.")  # fmt: skip
     add("--contact", help="Where to ask about the model: an address, an account, a page.")
