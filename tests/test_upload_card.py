@@ -18,6 +18,7 @@ from markdown_it import MarkdownIt
 from safetensors.torch import load_file
 from test_model_conversion import write_reference
 
+from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import Run, as_markdown, facts, status, trained_parameters
 from gpt2small_hf.report.sweep import SweepFolder, write_report
@@ -33,7 +34,6 @@ from upload.facts import (
     held_out_answers,
     linked_repositories,
     loss_then,
-    plural,
     trained,
     training_seconds,
     worse,
@@ -297,15 +297,15 @@ def test_the_same_files_give_the_same_card(cards):
 
 
 SECTIONS = {  # by a word of their headings
-    "use": r"^## Use it",
+    "use": r"^## How to get started",
     "branches": r"^### Checkpoints",
     "model": r"^## The model",
     "results": r"^## Results",
     "baseline": r"^### .*baseline",
-    "samples": r"^## How it (writes|answers)",
+    "samples": r"^## Samples",
     "ladder": r"^### .*while it learned",
-    "data": r"^## What it learned from",
-    "training": r"^## How it was trained",
+    "data": r"^## Training data",
+    "training": r"^## Training procedure",
     "intended": r"^## Intended use",
     "bias": r"^## Bias, risks and limitations",
     "license": r"^## License",
@@ -744,7 +744,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     seconds = round(training_seconds(rows))
     told = card.table("hardware")
     device = resolved["device"]
-    assert told["hardware"][0].startswith(f"CPU ({device['name']}), {plural(device['threads'], 'thread')}")
+    assert told["hardware"][0].startswith(f"CPU ({device['name']}), {counted(device['threads'], 'thread')}")
     assert told["time in training steps"] == [f"{seconds // 60} min {seconds % 60} s"]
     assert told["peak memory"] == [f"{max(row['memory_gib'] for row in rows):.1f} GiB"]
     row_length = resolved["run"]["seq_len"] or resolved["model"]["max_position_embeddings"]
@@ -920,7 +920,7 @@ def test_card_and_report_state_what_was_held_out(kind, documents, said, tiny_run
     sources = data["sources"] | ({"validation": [{"file": "other.txt", "bytes": 9}]} if kind == "files" else {})
     change(run.resolved, data={"splits": counts, "held_out": kind, "sources": sources})
     card = card_of(run.root)
-    assert f" {plural(documents, 'document')} to train on, " in card.prose
+    assert f" {counted(documents, 'document')} to train on, " in card.prose
     assert f". Held out: {said}. Rows" in card.prose
     name = card.metadata["model-index"][0]["results"][0]["dataset"]["name"]
     assert name == ("other.txt" if kind == "files" else "held-out part of corpus.jsonl")

@@ -23,10 +23,11 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
+from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
 from gpt2small_hf.runs import UsageError
-from upload.facts import Publication, facts, plural
+from upload.facts import Publication, facts
 from upload.source import Source
 from upload.stage import is_loaded
 
@@ -93,7 +94,7 @@ FILTERS = {
     "n": lambda value: f"{value:,}",
     "loss": lambda value: number(value, ".3f"),
     "perplexity": perplexity,
-    "counted": plural,
+    "counted": counted,
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
     "md": lambda value: escaped(str(value)),

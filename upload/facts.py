@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
@@ -101,7 +102,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
     zero_biases = publication.native and not config.attention_bias
     if zero_biases:  # transformers' GPT-2 always has them
         config.attention_bias = True
-    counted = sizes(config)
+    n_parameters = sizes(config)
     run = source.run
     chat = (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
     generation = read_json(folder / "generation_config.json")
@@ -123,7 +124,11 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "languages": publication.languages,
         "config": {**config.to_dict(), "model_type": settings["model_type"]},
         "zero_biases": zero_biases,
-        "sizes": {"total": counted.total, "non_embedding": counted.non_embedding, "about": about(counted.total)},
+        "sizes": {
+            "total": n_parameters.total,
+            "non_embedding": n_parameters.non_embedding,
+            "about": about(n_parameters.total),
+        },
         "dtype": _dtype(folder),
         "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],
         "lora_targets": None if publication.native else LORA_TARGETS,  # PEFT knows transformers' own GPT-2
@@ -539,7 +544,7 @@ def _training(source: Source) -> dict[str, Any]:
     if t["lr_scheduler_type"] == "cosine_with_min_lr" and "min_lr_rate" in given:
         schedule = f"cosine to {given.pop('min_lr_rate'):.0%} of the peak"
     warmup = t["warmup_steps"]
-    devices = plural(run.resolved["device"]["count"], "device")
+    devices = counted(run.resolved["device"]["count"], "device")
     on_gpu = run.resolved["device"]["type"] != "cpu"  # Accelerate turns float16 off on a CPU
     precision = [
         name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"] and on_gpu)) if on
@@ -603,7 +608,9 @@ def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     )
     hardware = f"{n} x {device['name']}"
     if not gpu:
-        hardware = f"CPU ({device['name']}), {plural(device['threads'], 'thread')}{f', {n} processes' if n > 1 else ''}"
+        hardware = (
+            f"CPU ({device['name']}), {counted(device['threads'], 'thread')}{f', {n} processes' if n > 1 else ''}"
+        )
     speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
     until = _logged_until(source, "tokens_per_second")
     of_steps = f" (to step {until:,})" if until else ""
@@ -706,11 +713,6 @@ def _has(row: dict[str, Any] | None, run: Run) -> bool:
 
 
 # ---- words for numbers ----------------------------------------------------------------------------------------------
-
-
-def plural(count: int, word: str) -> str:
-    """A count and its noun: `1 device`, `8 devices`."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 def said(value: Any) -> str:

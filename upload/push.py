@@ -76,8 +76,9 @@ def publish(args: Namespace) -> dict[str, Any]:
 
     Raises: UsageError for what can be fixed here, before the network; hub.AuthError, UploadError and VerifyError.
     """
+    from gpt2small_hf.data.conversations import counted
     from gpt2small_hf.runs import UsageError, writing_alone
-    from upload.facts import MOST_SAMPLES, held_out_answers, linked_repositories, plural, worse
+    from upload.facts import MOST_SAMPLES, held_out_answers, linked_repositories, worse
     from upload.privacy import chat_questions
     from upload.secret_scan import check_words
     from upload.source import find
@@ -97,7 +98,7 @@ def publish(args: Namespace) -> dict[str, Any]:
     if questions := chat_questions(source.run):
         say_questions(questions, published=args.publish_chat_questions)
     if answers := held_out_answers(source):
-        words = f"{plural(len(answers), 'answer')} to held-out questions of the run's chats"
+        words = f"{counted(len(answers), 'answer')} to held-out questions of the run's chats"
         if args.publish_chat_questions:
             say("included", f"the first {MOST_SAMPLES} of {words}")
         else:
