@@ -32,6 +32,7 @@ from upload.facts import (
     about,
     copyright_of,
     held_out_answers,
+    learned,
     linked_repositories,
     loss_then,
     trained,
@@ -493,7 +494,7 @@ def test_of_an_unfinished_run_the_card_is_that_of_its_checkpoint(cards):
 def test_the_native_form_names_its_class_needs_no_remote_code_and_points_to_the_other(cards):
     card = cards["native"]
     assert "trust_remote_code" not in card.prose
-    assert f"Tested with transformers 4.57.1 and {version('transformers')}." in card.prose
+    assert f"Such folders were tested with transformers 4.57.1 and {version('transformers')}." in card.prose
     assert "[you/short](https://huggingface.co/you/short)" in card.prose
     assert card.table("class")["class"] == ["GPT2LMHeadModel (model_type gpt2)"]
     assert "trust_remote_code=True" in cards["converted"].prose
@@ -947,6 +948,31 @@ def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, t
     assert f"loss was {losses[20]:.3f} up to the end of training, and {losses[10]:.3f} up to step 10." in card.prose
     assert f", in {epochs[20]:.3g} passes, {epochs[10]:.3g} of them up to the kept step. " in card.prose
     assert card.table("begun")["weights"] == ["of step 10"]
+
+
+def test_steps_of_a_run_that_stopped_early_are_those_taken_and_those_planned(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = copied(tiny_run, "stopped")
+    shutil.copytree(tiny_run.checkpoints, run.checkpoints)
+    state = run.checkpoints / "checkpoint-20" / "trainer_state.json"
+    write_json(state, {**read_json(state), "max_steps": 40})
+    resolved = read_json(run.resolved)
+    write_json(run.resolved, {**resolved, "trainer": {**resolved["trainer"], "warmup_steps": 0.05}})
+    table = card_of(run.root).table("optimizer")
+    assert table["steps"] == ["20 of 40 planned, then training stopped"]
+    assert table["warm-up"] == ["5% of the 40 planned steps"]
+
+
+def test_conversations_that_were_left_out_or_shortened_are_not_counted_as_learned():
+    counts = {"conversations": 251, "too_long": 237, "nothing_to_learn": 2, "shortened": 6}
+    assert learned(counts) == 12
+
+
+def test_names_in_the_metadata_may_look_like_links():
+    card = "---\nlicense: mit\nname: 'held-out part of texts [a](b)'\n---\n\n# title\n"
+    gate(card, set())
+    with pytest.raises(UsageError, match="names b in line 7"):
+        gate(f"{card}[a](b)\n", set())
 
 
 def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny_run, tmp_path, monkeypatch):

@@ -188,11 +188,12 @@ def gate(card: str, files: set[str]) -> None:
     Raises: UsageError that names the line.
     """
     prose = blanked(card)
+    metadata_ends = card.count("\n", 0, card.find("\n---\n", 4) + 5)
     for at, line in enumerate(prose.splitlines(), start=1):
         for what, pattern in UNFINISHED.items():
             if re.search(pattern, line):
                 raise UsageError(f"the card has {what} in line {at}: {line.strip()[:80]!r}. Mend model_card.j2.")
-        for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line):
+        for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line) if at > metadata_ends else ():
             if not re.match(r"[a-z]+:|#", target) and target not in files:
                 raise UsageError(f"the card names {target} in line {at}, which is not published. Mend model_card.j2.")
     parts = card.split("---\n", 2)

@@ -64,6 +64,8 @@ class Publication:
     repo_id: str
     pin: str | None = None
     """The tag or branch that the card's code names."""
+    pin_moves: bool = False
+    """Whether `pin` is a branch."""
     native: bool = False
     """A GPT-2 of transformers' own, which needs no remote code."""
     twin: str | None = None
@@ -118,6 +120,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "name": publication.repo_id.split("/")[-1],
         "repo_id": publication.repo_id,
         "pin": publication.pin,
+        "pin_moves": publication.pin_moves,
         "native": publication.native,
         "twin": None if publication.twin in publication.private else publication.twin,
         "license": _license(folder, publication.license),
@@ -153,6 +156,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "new_text": new_text(run.measured) if run and run.measured and not source.is_checkpoint else None,
         "overlap_line": overlap_line(run.measured) if run and run.measured and not source.is_checkpoint else None,
         "rows": _measured(run) if run and not source.is_checkpoint else None,
+        "heldout_label": heldout_label(run) if run else None,
         "loss_then": loss_then(source),
         "worse": worse(source),
         "difference": _difference(run, publication.baseline, publication) if run and publication.baseline else None,
@@ -344,7 +348,7 @@ def trained(source: Source) -> dict[str, Any]:
         "tokens": tokens,
         "about": None if tokens is None else about(tokens),
         "epochs": epochs,
-        "chats": run.resolved["data"]["train"]["conversations"] if run.chats else None,
+        "chats": learned(run.resolved["data"]["train"]) if run.chats else None,
         "train_loss": _last(rows, "loss"),
         "train_loss_until": _logged_until(source, "loss"),
         "date": run.resolved["made_by"]["date"][:10],
@@ -380,6 +384,11 @@ def _measured(run: Run) -> dict[str, Any] | None:
     )
 
 
+def learned(counts: dict[str, Any]) -> int:
+    """Return how many of the conversations that were counted have supervised tokens in a row."""
+    return counts["conversations"] - counts["too_long"] - counts["nothing_to_learn"]
+
+
 def loss_then(source: Source) -> dict[str, Any] | None:
     """Of a checkpoint: the last held-out loss up to its step."""
     if not source.is_checkpoint:
@@ -396,7 +405,7 @@ def worse(source: Source) -> str | None:
     then = loss_then(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
     chats = run.resolved["data"].get("validation")  # counts, of a run on chats that holds some out
-    rows = {"conversations": chats["conversations"] - chats["too_long"] - chats["nothing_to_learn"]} if chats else {}
+    rows = {"conversations": learned(chats)} if chats else {}
     return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
 
 
@@ -475,7 +484,9 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "datasets": sorted({name for origin in origins if (name := _hub_dataset(origin, private))}),
         "train_tokens": (chats or told["splits"]["train"])["tokens"],
         "documents": None if chats else told["splits"]["train"]["documents"],
-        "conversations": chats["conversations"] if chats else None,
+        "conversations": learned(chats) if chats else None,
+        "left_out": chats["conversations"] - learned(chats) if chats else 0,
+        "shortened": chats["shortened"] if chats else 0,
         "supervised_share": chats["supervised_share"] if chats else None,
         "loss_on": run.chats["loss_on"] if run.chats else None,
         "held_out": held_out(run),
@@ -487,6 +498,12 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "fingerprint": told["fingerprint"],
         "seq_len": _row_length(run),
     }
+
+
+def heldout_label(run: Run) -> str:
+    """Say what the held-out loss of a run is of."""
+    labels = {"assistant": "held-out answers", "last": "held-out last answers", "all": "held-out conversations"}
+    return labels[run.chats["loss_on"]] if run.chats else "held-out text"
 
 
 def _measured_on(sources: dict[str, Any], private: frozenset[str]) -> dict[str, Any] | None:
@@ -522,10 +539,20 @@ def _steps(source: Source) -> str:
     """Say how many optimizer steps there were, and of which the weights are if not of the last."""
     run = source.run
     assert run is not None
-    planned = run.step if run.heldout is not None else run.resolved["trainer"]["max_steps"]
-    if source.is_checkpoint and source.step != planned:
-        return f"{source.step:,}" + (f" of {planned:,}" if planned > 0 else "")
-    return f"{run.step:,}" + ("" if source.step == run.step else f"; the weights are those of step {source.step:,}")
+    planned = _planned_steps(run)
+    if source.is_checkpoint:
+        return f"{source.step:,}" + (f" of {planned:,}" if planned != source.step else "")
+    stopped = f" of {planned:,} planned, then training stopped" if planned != run.step else ""
+    kept = "" if source.step == run.step else f"; the weights are those of step {source.step:,}"
+    return f"{run.step:,}{stopped}{kept}"
+
+
+def _planned_steps(run: Run) -> int:
+    """Return the number of steps that the schedule of a run was made for."""
+    if run.newest is not None:
+        return read_json(run.newest / "trainer_state.json")["max_steps"]
+    planned = run.resolved["trainer"]["max_steps"]
+    return planned if planned > 0 else run.step
 
 
 def _training(source: Source) -> dict[str, Any]:
@@ -543,7 +570,8 @@ def _training(source: Source) -> dict[str, Any]:
     schedule = t["lr_scheduler_type"].replace("_", " ")
     if t["lr_scheduler_type"] == "cosine_with_min_lr" and "min_lr_rate" in given:
         schedule = f"cosine to {given.pop('min_lr_rate'):.0%} of the peak"
-    warmup = t["warmup_steps"]
+    warmup, planned = t["warmup_steps"], _planned_steps(run)
+    of_steps = "steps" if planned == run.step else f"{planned:,} planned steps"
     devices = counted(run.resolved["device"]["count"], "device")
     on_gpu = run.resolved["device"]["type"] != "cpu"  # Accelerate turns float16 off on a CPU
     precision = [
@@ -563,7 +591,7 @@ def _training(source: Source) -> dict[str, Any]:
                 "steps": _steps(source),
                 "learning rate": f"{t['learning_rate']:.1e} at its peak, {schedule}"
                 + (f" ({said(given)})" if given else ""),
-                "warm-up": f"{100 * warmup:g}% of the steps" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
+                "warm-up": f"{100 * warmup:g}% of the {of_steps}" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
                 "optimizer": f"{t['optim']}, betas {t['adam_beta1']:g} and {t['adam_beta2']:g}, "
                 f"epsilon {t['adam_epsilon']:g}",
                 "weight decay": f"{t['weight_decay']:g} ({decayed})",

@@ -196,7 +196,9 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
         kept = {branch["revision"]: branch for branch in [*publication.branches, *branches]}
         plans[0].publication = replace(publication, branches=sorted(kept.values(), key=lambda b: b["step"]))
         plans += [
-            Plan(one, beside(staged, name), replace(publication, pin=name, branches=[], twin=None), name)
+            Plan(
+                one, beside(staged, name), replace(publication, pin=name, pin_moves=True, branches=[], twin=None), name
+            )
             for one in on_the_way
             if (name := f"step-{one.step}")
         ]
@@ -516,7 +518,8 @@ def finish(
     path = first.source.place.published
     write_json(path, remembered([{**record, **linked(first)}, *records[1:], *flat(before)]))
     done = "proposed to" if record["pull_request"] else "published"
-    print(f"\n{done} {', '.join(dict.fromkeys(told['url'] for told in records))} at commit {record['commit'][:12]}")
+    commits = {told["url"]: told["commit"][:12] for told in reversed(records)}
+    print(f"\n{done} {', '.join(f'{url} at commit {commit}' for url, commit in reversed(commits.items()))}")
     if args.license is None:
         print("no license is named for the weights, so nobody may use them further: --license apache-2.0, say")
     print(f"wrote {path}")
