@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
@@ -239,6 +241,19 @@ def test_an_answer_of_another_form_is_one_line(server, staged, call, kind):
 )
 def test_seconds_asked_reads_every_form(headers, seconds):
     assert client.seconds_asked(httpx2.Headers(headers)) == pytest.approx(seconds, abs=3600 if seconds == 86_400 else 0)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_what_takes_too_long_is_interrupted_even_where_signals_are_ignored(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(TimeoutError, match="did not end within 0 s"), client.limited(0.05):
+            threading.Event().wait(5)
+        assert signal.getsignal(signal.SIGINT) is handler
+        with pytest.raises(KeyboardInterrupt), client.limited(5):
+            raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("headers", [{"Retry-After": "40"}, {"RateLimit": '"api";r=0;t=40'}])

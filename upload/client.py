@@ -7,10 +7,13 @@ because `hub.Hub.push` must first find out whether it was made.
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +35,8 @@ MOST_WAIT = 300
 """Seconds that a call waits between its attempts, all together: the Hub's rate limits are per five minutes."""
 SLOW = 6
 """How many times HF_HUB_DOWNLOAD_TIMEOUT (10 s) a commit and the storage may be silent: they work on large files."""
+SLOWEST = 100_000
+"""Bytes a second that an upload by hf_xet must reach, after ten times the silence of SLOW."""
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 COMMIT = re.compile(r"/api/\w+/[^/]+/[^/]+/commit/")
 """Path of a commit; the account or the repository may be named `commit`, too."""
@@ -155,6 +160,33 @@ def time_out(url: httpx2.URL) -> httpx2.Timeout:
     path = path_on_hub(url)
     is_slow = COMMIT.match(path) or not path.startswith("/api/")
     return httpx2.Timeout(seconds * SLOW if is_slow else seconds, connect=seconds)
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Interrupt what runs too long. For hf_xet, which waits without end for an answer to a list of what it sent.
+
+    In the main thread only. Raises: TimeoutError.
+    """
+    is_late = threading.Event()
+
+    def interrupt() -> None:
+        is_late.set()
+        _thread.interrupt_main()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not is_late.is_set():
+            raise
+        raise TimeoutError(f"hf_xet did not end within {seconds:,.0f} s") from None
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
 
 
 def is_commit(request: httpx2.Request) -> bool:

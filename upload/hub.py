@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
@@ -41,7 +41,19 @@ from gpt2small_hf.runs import DoorError, UsageError, sha256
 from upload.arguments import AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
-from upload.client import TRANSIENT, Retries, call_name, connect, is_commit, shown, silence, status_reason
+from upload.client import (
+    SLOW,
+    SLOWEST,
+    TRANSIENT,
+    Retries,
+    call_name,
+    connect,
+    is_commit,
+    limited,
+    shown,
+    silence,
+    status_reason,
+)
 from upload.license import APACHE, License
 from upload.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
 
@@ -469,6 +481,8 @@ class Hub:
         if not changed and not gone:
             return Pushed(remote.head, remote.pull_request, "nothing to send: all files are there already")
         self.check_ignored(remote, staged, changed, create_pr=create_pr)
+        xet, n_bytes = not constants.HF_HUB_DISABLE_XET, sum(files[name]["size"] for name in changed)
+        most_seconds = 10 * SLOW * constants.HF_HUB_DOWNLOAD_TIMEOUT + n_bytes / SLOWEST
         retries = Retries()
         while True:
             opens = create_pr and remote.pull_request is None
@@ -481,16 +495,17 @@ class Hub:
                         "give the same command again."
                     )
             try:
-                if not constants.HF_HUB_DISABLE_XET:
+                if xet:
                     self._check_xet(remote, opens=opens)
-                commit = self.api.create_commit(
-                    remote.repo_id,
-                    [*operations, *(CommitOperationDelete(name) for name in gone)],
-                    commit_message=message,
-                    revision=None if opens else remote.revision,
-                    parent_commit=remote.head,
-                    create_pr=opens,
-                )
+                with limited(most_seconds) if xet else nullcontext():
+                    commit = self.api.create_commit(
+                        remote.repo_id,
+                        [*operations, *(CommitOperationDelete(name) for name in gone)],
+                        commit_message=message,
+                        revision=None if opens else remote.revision,
+                        parent_commit=remote.head,
+                        create_pr=opens,
+                    )
                 return Pushed(
                     commit.oid, commit.pr_url or remote.pull_request, f"{len(changed)} files sent, {len(gone)} removed"
                 )
