@@ -242,6 +242,7 @@ def tries(tmp_path) -> Callable[[str, Any], None]:
         where="",
         revision=None,
         remote_code=True,
+        adapter=False,
         ids=[5, 77, 31, 8, 99, 2, 64, 17],
         texts=["a"],
         chat=None,

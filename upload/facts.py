@@ -5,6 +5,7 @@ Nothing is invented: what no file tells is None or empty.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +38,7 @@ from gpt2small_hf.training.resume import changed
 from upload.checks import check_sizes, modified_code, weight_files
 from upload.license import TEXT, TEXT_OF_CODE, License
 from upload.privacy import hub_dataset, hub_ids, is_hub_id, public_ids, scrubbed, scrubbed_command
-from upload.source import Source
+from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 from upload.stage import CHARTS
 
 MINIMUM_TRANSFORMERS = "5.4.0"
@@ -99,7 +100,7 @@ def linked_repositories(source: Source, publication: Publication) -> list[tuple[
 
 def facts(source: Source, folder: Path, publication: Publication) -> dict[str, Any]:
     """Everything that the template may speak of. What is not known is None or empty."""
-    settings = read_json(folder / "config.json")
+    settings = read_json((source.model if source.adapter else folder) / "config.json")
     config = check_sizes(source.model)
     zero_biases = publication.native and not config.attention_bias
     if zero_biases:  # transformers' GPT-2 always has them
@@ -132,9 +133,12 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
             "non_embedding": n_parameters.non_embedding,
             "about": about(n_parameters.total),
         },
-        "dtype": _dtype(folder),
+        "dtype": _dtype(sorted(folder.glob("*.safetensors")) if source.adapter else weight_files(folder)),
+        "adapter": _adapter(folder) if source.adapter else None,
         "hashes": [sha256(path)[:16] for path in sorted(folder.glob("*.safetensors"))],
-        "lora_targets": None if publication.native else LORA_TARGETS,  # PEFT knows transformers' own GPT-2
+        "lora_targets": None
+        if publication.native or source.adapter
+        else LORA_TARGETS,  # PEFT knows transformers' own GPT-2
         "code": sorted(path.name for path in folder.glob("*.py")),
         "modified_code": modified_code(source, folder),
         "minimum_transformers": MINIMUM_TRANSFORMERS,
@@ -230,10 +234,26 @@ def _row_length(run: Run) -> int:
     return run.resolved["run"].get("seq_len") or run.resolved["model"]["max_position_embeddings"]
 
 
-def _dtype(folder: Path) -> str:
+def _adapter(folder: Path) -> dict[str, Any]:
+    """A staged adapter: its base with commit, rank, alpha, layers, and number of parameters."""
+    settings, count = read_json(folder / ADAPTER_CONFIG), 0
+    with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            count += math.prod(tensors.get_slice(name).get_shape())
+    return {
+        "base": settings["base_model_name_or_path"],
+        "commit": settings["revision"],
+        "rank": settings["r"],
+        "alpha": settings["lora_alpha"],
+        "layers": sorted({name.rpartition(".")[2] for name in settings["target_modules"]}),
+        "parameters": count,
+    }
+
+
+def _dtype(paths: list[Path]) -> str:
     """Of the weights; several are joined by commas."""
     found: set[str] = set()
-    for path in weight_files(folder):
+    for path in paths:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as tensors:
                 found |= {str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
@@ -252,9 +272,8 @@ def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
         "more": max(0, len(origins) - MOST_FILES),
     }
     path = Path(name)
-    for folder in (path, path.parent):
-        if repo := _published_as(RunFolder(folder), digest, publication):
-            return {"kind": "run", "name": repo, "repo": repo, **data}
+    if record := published_base(path, digest, publication):
+        return {"kind": "run", "name": record["repo_id"], "repo": record["repo_id"], **data}
     is_id = run.resolved["base"].get("of_hub", is_hub_id(name)) and HUB_ID.fullmatch(name)
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
@@ -264,13 +283,25 @@ def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
 
 def _published_as(run: RunFolder, digest: str, publication: Publication) -> str | None:
     """Return the repository, visible to everybody and verified, that has the weights of this SHA-256; else None."""
+    record = published_record(run, digest, publication)
+    return record["repo_id"] if record else None
+
+
+def published_base(path: Path, digest: str, publication: Publication) -> dict[str, Any] | None:
+    """Return what is recorded of the repository with the weights of a base: in its run, or where `find` keeps it."""
+    places = (path, path.parent, Path("runs") / path.name)  # the last of a folder that is no run
+    return next(filter(None, (published_record(RunFolder(place), digest, publication) for place in places)), None)
+
+
+def published_record(run: RunFolder, digest: str, publication: Publication) -> dict[str, Any] | None:
+    """Return what `published.json` has of the repository with the weights of this SHA-256; None if there is none."""
     if not run.published.is_file():
         return None
     for told in [found := read_json(run.published), *found.get("others", [])]:
         same = any(file["sha256"] == digest for file in told.get("files", {}).values())
         there = told.get("verified") and not told.get("pull_request") and not told.get("native")
         if same and there and told["repo_id"] not in (publication.repo_id, *publication.private):
-            return told["repo_id"]
+            return told
     return None
 
 

@@ -263,7 +263,7 @@ class Hub:
         if not parts:
             return None
         if "adapter_config.json" in parts:
-            return "an adapter"
+            return None if self._was_pushed(remote, published) else "an adapter"
         if "config.json" in parts:
             kind = self._json(remote, "config.json").get("model_type")
             if str(kind) in OUR_TYPES and self._was_pushed(remote, published):
@@ -607,11 +607,13 @@ class Hub:
             raise VerifyError(f"{lacking[0]} is not in {remote.repo_id} at {commit[:12]}. Give the same command again.")
         return found.checked_count
 
-    def download(self, repo_id: str, commit: str, cache: Path) -> None:
-        """Download what transformers may load of a commit into a new Hub cache."""
+    def download(self, repo_id: str, commit: str, cache: Path) -> Path:
+        """Download what transformers may load of a commit into a new Hub cache. Returns: its folder there."""
         with answers(f"downloading {repo_id} at {commit[:12]}"):
-            self.api.snapshot_download(
-                repo_id, revision=commit, cache_dir=cache, allow_patterns=LOADED, ignore_patterns="*/*.safetensors"
+            return Path(
+                self.api.snapshot_download(
+                    repo_id, revision=commit, cache_dir=cache, allow_patterns=LOADED, ignore_patterns="*/*.safetensors"
+                )
             )
 
     def tag(self, remote: Remote, tag: str, commit: str, message: str) -> bool:

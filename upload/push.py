@@ -13,6 +13,7 @@ import shlex
 import sys
 from contextlib import ExitStack, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,11 @@ class Plan:
     def repo_id(self) -> str:
         """Where it goes."""
         return self.publication.repo_id
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a LoRA adapter without its base."""
+        return self.source.adapter is not None
 
     @property
     def size(self) -> str:
@@ -164,7 +170,9 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     from upload.source import checkpoints
     from upload.stage import check_owned
 
-    staged = args.output_dir or source.place.staged
+    staged = args.output_dir or (beside(source.place.staged, "adapter") if source.adapter else source.place.staged)
+    if source.adapter and (args.all_checkpoints or args.also_native or args.code_only):
+        raise UsageError("an adapter has no checkpoints, native form or code of its own. Publish the run for these.")
     if not staged.name or staged.resolve().is_relative_to(source.model.resolve()):
         raise UsageError(f"--output_dir {staged}: name a folder of its own, outside the model's.")
     repo_id = args.REPO or f"YOUR-NAME/{re.sub(r'[^A-Za-z0-9]+', '-', source.name).strip('-') or 'model'}"
@@ -267,6 +275,7 @@ def prepare(args: Namespace, one: Plan) -> None:
     """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
     from gpt2small_hf.runs import whole
     from upload import card, stage
+    from upload.adapter import find_base, stage_adapter
     from upload.arguments import AuthError, stored_token
     from upload.facts import copyright_of
     from upload.license import write_license
@@ -280,7 +289,8 @@ def prepare(args: Namespace, one: Plan) -> None:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
         else:
-            stage.stage(
+            put = partial(stage_adapter, base=find_base(one.source, one.publication)) if one.is_adapter else stage.stage
+            put(
                 one.source,
                 folder,
                 new_code=args.code_only,
@@ -288,6 +298,7 @@ def prepare(args: Namespace, one: Plan) -> None:
                 questions=args.publish_chat_questions,
                 private=one.publication.private,
             )
+        native |= one.is_adapter  # neither has code
         write_license(folder, one.publication.license, native=native, **copyright_of(one.source, one.publication))
         if one.revision == "main" or not args.all_checkpoints:
             loaded = card.fingerprint(stage.files_of(folder))
@@ -316,6 +327,7 @@ def prepare(args: Namespace, one: Plan) -> None:
 def check_alone(plans: list[Plan]) -> None:
     """Load each staged folder as a stranger would, unless these very bytes were already. Raises: UsageError."""
     from gpt2small_hf.runs import UsageError, versions
+    from upload.adapter import fill_cache, find_base
     from upload.stage import read_record, remember
     from upload.verify import CheckError, check
 
@@ -328,26 +340,32 @@ def check_alone(plans: list[Plan]) -> None:
             continue
         waiting(f"a process with torch and transformers alone loads {one.folder} …")
         try:
-            found = check(
-                one.folder.resolve(),
-                reference=one.source.model,
-                card=(one.folder / "README.md").read_text(encoding="utf-8"),
-                repo_id=one.repo_id,
-                tag=one.publication.pin,
-                native=one.publication.native,
-            )
+            with TemporaryDirectory(prefix="base-", ignore_cleanup_errors=True) as cache:
+                if one.is_adapter:
+                    fill_cache(Path(cache), find_base(one.source, one.publication))
+                found = check(
+                    one.folder.resolve(),
+                    reference=one.source.model,
+                    card=(one.folder / "README.md").read_text(encoding="utf-8"),
+                    repo_id=one.repo_id,
+                    tag=one.publication.pin,
+                    native=one.publication.native,
+                    adapter=one.is_adapter,
+                    cache=Path(cache),
+                )
         except CheckError as error:
             raise UsageError(f"{one.folder} does not work for a stranger: {error}") from None
         one.checked = asdict(found)
         remember(one.folder, one.files, known, **{"with": with_what, "checked": one.checked})
-        say("alone", f"{one.folder} {told(found)}")
+        say("alone", f"{one.folder} {told(found, one)}")
 
 
-def told(found: Checked) -> str:
+def told(found: Checked, one: Plan) -> str:
     """What a stranger found, in words."""
     same = "bit for bit" if found.logit_difference == 0 else f"to {found.logit_difference:.1e}"
     ran = f"{found.n_codes} code blocks ran"
-    return f"works with torch and transformers alone: logits equal {same}, {ran} ({found.seconds:.0f} s)"
+    what = "torch, transformers and peft" if one.is_adapter else "torch and transformers"
+    return f"works with {what} alone: logits equal {same}, {ran} ({found.seconds:.0f} s)"
 
 
 def foretell(args: Namespace, plans: list[Plan]) -> dict[str, Any]:
@@ -442,6 +460,7 @@ def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote
 def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]:
     """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
     from gpt2small_hf.runs import write_json
+    from upload.adapter import find_base
     from upload.hub import VerifyError
     from upload.verify import CheckError, check
 
@@ -474,15 +493,20 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
         waiting(f"downloading {one.repo_id} from the Hub, to load it in an isolated process …")
         try:
             with TemporaryDirectory(prefix="downloaded-", ignore_cleanup_errors=True) as cache:
-                hub.download(one.repo_id, pushed.commit, Path(cache))  # here: what loads it has no token
+                there = hub.download(one.repo_id, pushed.commit, Path(cache))  # here: what loads it has no token
+                if one.is_adapter:
+                    base = find_base(one.source, one.publication)
+                    hub.download(base.repo, base.commit, Path(cache))
                 found = check(
-                    one.repo_id,
-                    revision=pushed.commit,
+                    # Of an adapter the files: AutoTokenizer cannot tell offline that it has no config.json.
+                    there if one.is_adapter else one.repo_id,
+                    revision=None if one.is_adapter else pushed.commit,
                     reference=one.source.model,
                     card=(one.folder / "README.md").read_text(encoding="utf-8"),
                     repo_id=one.repo_id,
                     tag=one.publication.pin,
                     native=one.publication.native,
+                    adapter=one.is_adapter,
                     cache=Path(cache),
                 )
         except CheckError as error:
@@ -491,7 +515,7 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
                 "tagged, and not made public."
             ) from None
         record["verified"] = {"checksums": n_files, "logit_difference": found.logit_difference, "with": found.versions}
-        say("verified", f"checksums of {n_files} files; from the Hub it {told(found)}")
+        say("verified", f"checksums of {n_files} files; from the Hub it {told(found, one)}")
     if one.tag:
         made = hub.tag(remote, one.tag, pushed.commit, message(args, one))
         say("tagged", one.tag if made else f"{one.tag}, which was there already, at commit {remote.tags[one.tag][:12]}")
@@ -526,7 +550,7 @@ def finish(
     question = [first.source.run.resolved["run"]["prompts"][0]] if first.source.run else []
     if record["pull_request"]:
         print(f"next: look at {record['pull_request']}, and merge it")
-    else:
+    elif not first.is_adapter:
         print(f"next: {shlex.join(['python', 'examples/use_from_hub.py', first.repo_id, *question])}")
     return {**record, **linked(first), "others": records[1:]}
 

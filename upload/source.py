@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpt2small_hf.training.resume import step_of, whole_checkpoints
 from upload.arguments import check_source
 
 OURS = "gpt2small"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Source:
     """Of the run, at which the weights are."""
     is_checkpoint: bool = False
     """Weights from the middle of a run, or of one that did not finish: its results are not theirs."""
+    adapter: Path | None = None
+    """The run's adapter, if it is published without its base; `model` has it merged."""
     converted: dict[str, Any] | None = None
     """Of weights of another code base: `what` they were, and the settings beside them."""
     origin: str | None = None
@@ -63,13 +66,14 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
     run = None
     if RunFolder(path).resolved.is_file() and not (path / "config.json").is_file():  # which a published model has too
         run = RunFolder(path)
-    elif path.name == "model" and RunFolder(parent).resolved.is_file():
+    elif path.name in ("model", "adapter") and RunFolder(parent).resolved.is_file():
         run = RunFolder(path.parent if path.parent.name else parent)
     of_run = run or (RunFolder(parent.parent) if parent.name == "checkpoints" else None)
     if of_run is not None and of_run.resolved.is_file():
         if tokenizer is not None:
             raise UsageError(f"{of_run.root} is a run and has its own tokenizer: leave --tokenizer out.")
-        return _of_run(run) if run else of_checkpoint(path, of_run)
+        source = _of_run(run) if run else of_checkpoint(path, of_run)
+        return _adapter_of(source, path) if run and path.resolve() == run.adapter.resolve() else source
     place = RunFolder(Path("runs") / path.resolve().name)
     if place.resolved.is_file():
         raise UsageError(f"{place.root} is a run of the same name. Rename {name}, or publish the run.")
@@ -139,6 +143,15 @@ def _of_run(folder: RunFolder) -> Source:
     if newest is None:
         raise UsageError(f"{folder.root} is not finished and has no checkpoint. Train on: its command goes on.")
     return of_checkpoint(newest, folder)
+
+
+def _adapter_of(source: Source, path: Path) -> Source:
+    """The adapter of a finished run. Raises: UsageError if it is not one that can be published alone."""
+    if source.is_checkpoint:
+        raise UsageError(f"{source.place.root} is not finished. Train on: its command resumes it.")
+    if not (path / ADAPTER_WEIGHTS).is_file():
+        raise UsageError(f"{path} has no {ADAPTER_WEIGHTS}. Train the run again, or publish its model.")
+    return replace(source, name=f"{source.name}-adapter", adapter=path)
 
 
 def _kept_step(run: Run) -> int:

@@ -32,7 +32,7 @@ from upload.checks import (
     weight_files,
 )
 from upload.privacy import chat_questions, public_ids, scrubbed, without_prompts
-from upload.source import Source
+from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
 
@@ -135,7 +135,9 @@ def files_of(folder: Path) -> Files:
 
 def is_loaded(name: str) -> bool:
     """Whether a file of the repository decides what a stranger computes: weights, settings, code, tokenizer."""
-    return name in (*SETTINGS, *TOKENIZER, INDEX) or ("/" not in name and name.endswith((".safetensors", ".py")))
+    return name in (*SETTINGS, *TOKENIZER, INDEX, ADAPTER_CONFIG) or (
+        "/" not in name and name.endswith((".safetensors", ".py"))
+    )
 
 
 def record_of(folder: Path) -> Path:
@@ -197,7 +199,7 @@ def is_ours(name: str, code: set[str]) -> bool:
     """
     weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
     charts = [f"charts/{chart}.png" for chart in CHARTS]
-    known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE")
+    known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE", ADAPTER_CONFIG, ADAPTER_WEIGHTS)
     return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in {*code, *CODE_NAMES})
 
 

@@ -42,6 +42,7 @@ class Request:
     where: str  # a model folder, or the id of a repository in the cache
     revision: str | None  # of the repository: a commit
     remote_code: bool  # whether the model brings its classes
+    adapter: bool  # a LoRA adapter, loaded by peft onto a base in the cache
     ids: list[int]  # token ids whose logits are asked for
     texts: list[str]  # to encode and decode; the first is also continued
     chat: list[dict[str, str]] | None  # to render and encode
@@ -107,7 +108,8 @@ class Visit:
 
     def run(self) -> None:
         """Every step, named on stdout as it begins: a process that dies has then said where."""
-        for self.step, do in STEPS.items():
+        steps = STEPS_OF_ADAPTER if self.request.adapter else STEPS
+        for self.step, do in steps.items():
             print(self.step, flush=True)
             began = time.perf_counter()
             do(self)
@@ -155,6 +157,15 @@ class Visit:
         complain(info)
         self.answer |= {"dtype": str(self.model.dtype).removeprefix("torch.")}
         self.answer["classes"].append(name_of(self.model))
+
+    def load_adapter(self) -> None:
+        from peft import AutoPeftModelForCausalLM
+
+        where, revision = self.request.where, self.request.revision
+        self.model = AutoPeftModelForCausalLM.from_pretrained(where, revision=revision, **self.trust).eval()
+        self.config = self.model.config
+        self.answer |= {"dtype": str(self.model.dtype).removeprefix("torch."), "weights": {}}
+        self.answer |= {"classes": [name_of(self.model.get_base_model())], "text": ""}
 
     def read_weights(self) -> None:
         # Another class has other names: its logits alone can be compared.
@@ -312,6 +323,13 @@ STEPS: dict[str, Callable[[Visit], None]] = {
     "pipeline": Visit.write,
     "commit": Visit.note_commit,
     "code blocks": Visit.run_codes,
+}
+
+
+STEPS_OF_ADAPTER: dict[str, Callable[[Visit], None]] = {
+    **{step: STEPS[step] for step in ("import", "AutoTokenizer", "tokens", "chat template")},
+    "AutoPeftModelForCausalLM": Visit.load_adapter,
+    **{step: STEPS[step] for step in ("logits", "generate", "commit", "code blocks")},
 }
 
 

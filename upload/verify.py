@@ -86,6 +86,7 @@ def check(
     tag: str | None,
     revision: str | None = None,
     native: bool = False,
+    adapter: bool = False,
     cache: Path | None = None,
     timeout: float = ENOUGH_SECONDS,
 ) -> Checked:
@@ -99,6 +100,7 @@ def check(
         tag: the revision that the card names, which need not exist yet.
         revision: a commit.
         native: `where` is a GPT-2 that needs no remote code.
+        adapter: `where` has a LoRA adapter, which peft applies to a base in `cache`; `reference` has it merged.
         cache: the Hub cache into which that commit was downloaded. The process that loads it has no network.
         timeout: seconds after which the stranger is ended.
 
@@ -110,8 +112,9 @@ def check(
     what = f"{where} at {revision[:8]}" if revision else str(where)
     expected = read_reference(reference)
     blocks = [bound(code, repo_id, where, tag, revision) for code in codes(card)]
-    answer, logits = visit(str(where), revision, what, expected, blocks, native=native, cache=cache, timeout=timeout)
-    difference, allowed = compare(answer, logits, expected, what, native=native)
+    how = {"native": native, "adapter": adapter}
+    answer, logits = visit(str(where), revision, what, expected, blocks, **how, cache=cache, timeout=timeout)
+    difference, allowed = compare(answer, logits, expected, what, **how)
     return Checked(
         logit_difference=difference,
         tolerance=allowed,
@@ -162,6 +165,7 @@ def visit(
     blocks: list[str],
     *,
     native: bool = False,
+    adapter: bool = False,
     cache: Path | None = None,
     timeout: float = ENOUGH_SECONDS,
 ) -> tuple[dict[str, Any], Tensor]:
@@ -175,7 +179,8 @@ def visit(
     # On some systems a file that was mapped into memory cannot be deleted at once.
     with tempfile.TemporaryDirectory(prefix="stranger-", ignore_cleanup_errors=True) as place:
         request = Request(
-            **packages(),
+            **packages(("torch", "transformers", *(["peft"] if adapter else []))),
+            adapter=adapter,
             where=where,
             revision=revision,
             remote_code=not native,
@@ -367,7 +372,7 @@ def keeps_every_byte(tokenizer: Any) -> bool:
 
 
 def compare(
-    answer: dict[str, Any], logits: Tensor, expected: Expected, what: str, *, native: bool
+    answer: dict[str, Any], logits: Tensor, expected: Expected, what: str, *, native: bool, adapter: bool = False
 ) -> tuple[float, float]:
     """Compare a stranger's answer with the model that it was staged from.
 
@@ -377,12 +382,12 @@ def compare(
     remote = [name for name in answer["classes"] if name.startswith("transformers_modules.")]
     if native and remote:
         raise CheckError(f"{what}: {remote[0]} is remote code, and this form promises to need none.")
-    if not native and len(remote) < len(answer["classes"]):
+    if not (native or adapter) and len(remote) < len(answer["classes"]):
         other = next(name for name in answer["classes"] if name not in remote)
         raise CheckError(
             f"{what}: it is loaded as {other}, not by the code beside it. See auto_map in its config.json."
         )
-    if answer["commit"] and not all(answer["commit"] in name for name in remote):
+    if answer["commit"] and not adapter and not all(answer["commit"] in name for name in remote):
         raise CheckError(f"{what}: its code comes from another commit: {remote[0]}.")
     if answer["tokens"] != expected.tokens:
         pairs = zip(expected.texts, answer["tokens"], expected.tokens, strict=True)
@@ -400,7 +405,7 @@ def compare(
         raise CheckError(
             f"{what}: its weights are {answer['dtype']}, those of the model it was staged from {expected.dtype}."
         )
-    if not native and answer["weights"] != expected.weights:
+    if not (native or adapter) and answer["weights"] != expected.weights:
         names = {*answer["weights"], *expected.weights}
         changed = sorted(name for name in names if answer["weights"].get(name) != expected.weights.get(name))
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -408,20 +413,24 @@ def compare(
             f"{what}: its weights are not those of the model it was staged from: {changed[0]}{more}. "
             "Likeliest: that model was trained on or replaced since. Stage it again."
         )
-    return compare_logits(logits, expected, what, native=native)
+    return compare_logits(logits, expected, what, native=native, adapter=adapter)
 
 
-def compare_logits(logits: Tensor, expected: Expected, what: str, *, native: bool) -> tuple[float, float]:
+def compare_logits(
+    logits: Tensor, expected: Expected, what: str, *, native: bool, adapter: bool = False
+) -> tuple[float, float]:
     """The part of `compare` that is about numbers."""
     if logits.shape != expected.logits.shape:
         shapes = f"{tuple(logits.shape)}, not {tuple(expected.logits.shape)}"
         raise CheckError(f"{what}: its logits have the shape {shapes}. Its vocabulary is another.")
     difference = (logits - expected.logits).abs().max().item()
-    allowed = tolerance(expected.dtype, expected.logits.abs().max().item(), native=native)
+    allowed = tolerance(expected.dtype, expected.logits.abs().max().item(), native=native or adapter)
     if not difference <= allowed:
         reason = (
             "Likeliest: it was not converted from this model."
             if native
+            else "Likeliest: the base is another one, or the adapter was changed after it was merged."
+            if adapter
             else "The weights are the same: likeliest, the code beside them is of another version of this package."
         )
         raise CheckError(
