@@ -159,7 +159,7 @@ class Visit:
         self.answer["classes"].append(name_of(self.model))
 
     def load_adapter(self) -> None:
-        from peft import AutoPeftModelForCausalLM
+        from peft import AutoPeftModelForCausalLM  # pyright: ignore[reportMissingImports]
 
         where, revision = self.request.where, self.request.revision
         self.model = AutoPeftModelForCausalLM.from_pretrained(where, revision=revision, **self.trust).eval()
