@@ -262,8 +262,9 @@ class Hub:
         parts = sorted(name for name in remote.files if is_of_model(name))
         if not parts:
             return None
-        if "adapter_config.json" in parts:
-            return None if self._was_pushed(remote, published) else "an adapter"
+        if "adapter_config.json" in parts:  # beside a model, transformers would load it on top
+            is_ours_alone = "config.json" not in parts and self._was_pushed(remote, published)
+            return None if is_ours_alone else "an adapter"
         if "config.json" in parts:
             kind = self._json(remote, "config.json").get("model_type")
             if str(kind) in OUR_TYPES and self._was_pushed(remote, published):
