@@ -60,7 +60,7 @@ def hub(tiny_run, tmp_path_factory):
 
 
 @pytest.mark.parametrize("repo_id", ["you/by-hand", "you/by-trainer"])
-def test_a_stranger_loads_what_our_classes_pushed(repo_id, hub, tiny_run, tmp_path):
+def test_pushed_classes_load_without_the_package(repo_id, hub, tiny_run, tmp_path):
     server, end = hub
     head, cache = server.repos[repo_id].branches["main"], tmp_path / "cache"
     told = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}

@@ -298,7 +298,7 @@ def test_place_of_a_secret_is_its_line_byte_or_name(tmp_path):
 
 @pytest.mark.parametrize("block", [2**16, 2**20])
 def test_secret_among_numbers_is_found_wherever_it_is(block, tmp_path):
-    """At a place where one who reads so many bytes at a time would cut it in two."""
+    """At a place where reading in blocks of this size would cut it in two."""
     for form in ("Hugging Face", "GitHub p", "OpenAI", "Google API", "AWS access key", "private key"):
         secret = b"\0" + FORMS[form].encode() + b"\0"
         before = block - len(secret) // 2

@@ -209,7 +209,7 @@ def check_source(name: Path) -> None:
 def token_in_use() -> str:
     """Return the token to push with. The network is not touched.
 
-    Raises: UsageError where the Hub is switched off, AuthError if there is no token or an unreadable one.
+    Raises: UsageError where the Hub is switched off, AuthError for a missing or unreadable token.
     """
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")

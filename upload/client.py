@@ -211,7 +211,7 @@ def call_name(request: httpx2.Request) -> str:
 
 
 def silence(error: httpx2.TransportError) -> str:
-    """Return why there is no answer, in one line."""
+    """Return the reason of a missing answer, in one line."""
     host = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
     if isinstance(error, httpx2.TimeoutException):
         limits = error.request.extensions["timeout"]

@@ -289,7 +289,7 @@ def _published_as(run: RunFolder, digest: str, publication: Publication) -> str 
 
 def published_base(path: Path, digest: str, publication: Publication) -> dict[str, Any] | None:
     """Return what is recorded of the repository with the weights of a base: in its run, or where `find` keeps it."""
-    places = (path, path.parent, Path("runs") / path.name)  # the last of a folder that is no run
+    places = (path, path.parent, Path("runs") / path.name)  # the last: of a folder without a run
     return next(filter(None, (published_record(RunFolder(place), digest, publication) for place in places)), None)
 
 

@@ -255,7 +255,7 @@ class Hub:
         )
 
     def other_model(self, remote: Remote, published: list[Files]) -> str | None:
-        """Describe the model on a branch that no push made. None if there is no model, or a push made it.
+        """Describe the model on a branch that no push made. None for a branch without one, or if a push made it.
 
         A push is known by the mark in its card, edited or not, or by weights that are in one of `published`.
         """

@@ -183,9 +183,9 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
         top, bottom = robust_top(shown, np.concatenate([held_losses, mean[:1]]), ceiling), float(np.nanmin(shown))
         if unigram is not None and max(top, unigram) - min(bottom, unigram) <= MOST_STRETCH * (top - bottom):
             top, bottom = max(top, unigram), min(bottom, unigram)
-        room = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.5
-        top += room
-        bottom -= room
+        margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.5
+        top += margin
+        bottom -= margin
         axes.set_ylim(bottom, top)
     if len(train):
         _plot_band(axes, line, "training", "training, lowest to highest")
