@@ -329,7 +329,7 @@ def check_alone(plans: list[Plan]) -> None:
     from gpt2small_hf.runs import UsageError, versions
     from upload.adapter import fill_cache, find_base
     from upload.stage import read_record, remember
-    from upload.verify import CheckError, check
+    from upload.verify import CheckError
 
     for one in plans:
         known = read_record(one.folder)
@@ -343,21 +343,29 @@ def check_alone(plans: list[Plan]) -> None:
             with TemporaryDirectory(prefix="base-", ignore_cleanup_errors=True) as cache:
                 if one.is_adapter:
                     fill_cache(Path(cache), find_base(one.source, one.publication))
-                found = check(
-                    one.folder.resolve(),
-                    reference=one.source.model,
-                    card=(one.folder / "README.md").read_text(encoding="utf-8"),
-                    repo_id=one.repo_id,
-                    tag=one.publication.pin,
-                    native=one.publication.native,
-                    adapter=one.is_adapter,
-                    cache=Path(cache),
-                )
+                found = load_isolated(one, one.folder.resolve(), Path(cache))
         except CheckError as error:
             raise UsageError(f"{one.folder} does not work for a stranger: {error}") from None
         one.checked = asdict(found)
         remember(one.folder, one.files, known, **{"with": with_what, "checked": one.checked})
         say("alone", f"{one.folder} {told(found, one)}")
+
+
+def load_isolated(one: Plan, where: str | Path, cache: Path, revision: str | None = None) -> Checked:
+    """Load a staged folder, or what was downloaded of it, in an isolated process. Raises: verify.CheckError."""
+    from upload.verify import check
+
+    return check(
+        where,
+        revision=revision,
+        reference=one.source.model,
+        card=(one.folder / "README.md").read_text(encoding="utf-8"),
+        repo_id=one.repo_id,
+        tag=one.publication.pin,
+        native=one.publication.native,
+        adapter=one.is_adapter,
+        cache=cache,
+    )
 
 
 def told(found: Checked, one: Plan) -> str:
@@ -462,7 +470,7 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
     from gpt2small_hf.runs import write_json
     from upload.adapter import find_base
     from upload.hub import VerifyError
-    from upload.verify import CheckError, check
+    from upload.verify import CheckError
 
     hub.prepare(remote)
     if args.private and remote.private is False:  # before anything new is in it
@@ -497,18 +505,9 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
                 if one.is_adapter:
                     base = find_base(one.source, one.publication)
                     hub.download(base.repo, base.commit, Path(cache))
-                found = check(
-                    # Of an adapter the files: AutoTokenizer cannot tell offline that it has no config.json.
-                    there if one.is_adapter else one.repo_id,
-                    revision=None if one.is_adapter else pushed.commit,
-                    reference=one.source.model,
-                    card=(one.folder / "README.md").read_text(encoding="utf-8"),
-                    repo_id=one.repo_id,
-                    tag=one.publication.pin,
-                    native=one.publication.native,
-                    adapter=one.is_adapter,
-                    cache=Path(cache),
-                )
+                # Of an adapter the files: AutoTokenizer cannot tell offline that it has no config.json.
+                where, revision = (there, None) if one.is_adapter else (one.repo_id, pushed.commit)
+                found = load_isolated(one, where, Path(cache), revision)
         except CheckError as error:
             raise VerifyError(
                 f"{one.repo_id} at {pushed.commit[:12]} is there but does not work for a stranger: {error} It was not "
