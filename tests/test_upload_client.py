@@ -415,6 +415,10 @@ def test_another_license_named_other_is_kept(server, staged):
     ):
         with pytest.raises(UsageError, match=said):
             hub.check_card(remote, staged, License("other", name, link), replace=False)
+    server.commit(REPO, {"README.md": card.replace("https://example.org/llama3", "LICENSE").encode()})
+    remote = hub.look(REPO)
+    with pytest.raises(UsageError, match=r"the license_link LICENSE\. Add --license_file FILE"):
+        hub.check_card(remote, staged, License("other", "llama3", "https://example.org/mine"), replace=False)
 
 
 def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():

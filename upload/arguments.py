@@ -28,6 +28,9 @@ other
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """Of a branch or tag."""
+NO_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
+"""Of these, what git does not take as a name (`git check-ref-format`), or takes for a commit."""
+COLLECTION = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*-[0-9a-f]+")
 ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
 MODEL_PAGE = re.compile(
     r"^https?://(?:huggingface\.co|hf\.co)/((?!(?:papers|datasets|spaces|collections|docs|blog)/)[^/?#]+/[^/?#]+)/?$"
@@ -80,7 +83,7 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--origin", help="Where weights without a run come from: a Hub id or https://… The card credits and links it. "
         "Unset: the Hub repository that they were downloaded from, if that is known.")  # fmt: skip
     add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
-    add("--collection", help="Slug of a collection to add it to: user/title-0123456789.")
+    add("--collection", help="Slug of a collection to add it to, the end of its address: user/title-ID.")
     add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
     add("--allow_worse_than_base", action="store_true", help="Publish a model whose held-out loss is above that before "
         "training.")  # fmt: skip
@@ -110,6 +113,11 @@ def parse_arguments(words: list[str]) -> Namespace:
         value = getattr(args, name)
         if value is not None and not NAME.fullmatch(value):
             raise UsageError(f"--{name} {value}: use letters, digits, dots, dashes and underscores.")
+        if value is not None and NO_NAME.fullmatch(value):
+            raise UsageError(
+                f"--{name} {value} is not a name that git accepts: no .. in it, no dot or .lock at its end, not HEAD, "
+                "not 40 hexadecimal digits."
+            )
     if args.tag is not None and args.tag in ("main", args.revision):
         raise UsageError(f"--tag {args.tag} is the name of a branch. Name another.")
     if args.tag and args.create_pr:
@@ -118,6 +126,11 @@ def parse_arguments(words: list[str]) -> Namespace:
         raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
     if args.code_only and args.replace:
         raise UsageError("--code_only keeps all weights, and --replace removes those of another model. Use one.")
+    if args.collection is not None and not COLLECTION.fullmatch(args.collection):
+        raise UsageError(
+            f"--collection {args.collection} is not the slug of a collection. Give the end of its address: "
+            "user/title-0123456789abcdef01234567."
+        )
     for code in args.language or []:
         if not LANGUAGE.fullmatch(code):
             raise UsageError(f"--language {code} is no code of a language. Write en for English, de for German, …")
@@ -139,6 +152,7 @@ def check_credit(args: Namespace) -> None:
         for value in values:
             if not value.strip() or not value.isprintable() or set("`{}\\") & set(value):
                 raise UsageError(f"--{name} {value!r}: use one line of text without backquotes, braces or backslashes.")
+            check_address(name, value)
     if args.origin is not None:
         check_address("origin", args.origin)
         args.origin = MODEL_PAGE.sub(r"\1", args.origin).rstrip("/")
@@ -147,8 +161,8 @@ def check_credit(args: Namespace) -> None:
 
 
 def check_address(flag: str, value: str) -> None:
-    """Raise: UsageError for an address with a login or a query, which the card would publish."""
-    if re.match(r"\w+://([^/?#]*@|[^#]*\?)", value):
+    """Raise: UsageError for text with an address that has a login or a query, which the card would publish."""
+    if re.search(r"\w+://([^/?#\s]*@|[^#\s]*\?)", value):
         raise UsageError(f"--{flag}: the card is public, so leave user, password and query (?…) out of the address.")
 
 
@@ -172,7 +186,10 @@ def check_license(args: Namespace) -> None:
         if link is not None:
             check_address("license_link", link)
             if not ADDRESS.fullmatch(link):
-                raise UsageError(f"--license_link {link} is not an address. Write https://…, or give --license_file.")
+                raise UsageError(
+                    f"--license_link {link} is not an address. Write https://…, or name a file with its text: "
+                    f"--license_file {link}."
+                )
     elif name is not None or link is not None:
         raise UsageError("--license_name and --license_link describe --license other. Add it, or leave them out.")
     if file is not None:

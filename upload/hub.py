@@ -38,7 +38,7 @@ from huggingface_hub.utils import (
 )
 
 from gpt2small_hf.runs import DoorError, UsageError, sha256
-from upload.arguments import AuthError, token_in_use
+from upload.arguments import ADDRESS, AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob
 from upload.client import (
@@ -347,8 +347,11 @@ class Hub:
             stated |= {"license_name": license.name, "license_link": license.metadata_link}
         for key, value in stated.items():
             if metadata.get(key) not in (None, value):
+                flag = f"--{key} {metadata[key]}"
+                if key == "license_link" and not ADDRESS.fullmatch(str(metadata[key])):
+                    flag = "--license_file FILE (the license text, in place of --license_link)"
                 raise UsageError(
-                    f"README.md of {remote.repo_id} states the {key} {metadata[key]}. Add --{key} {metadata[key]} to "
+                    f"README.md of {remote.repo_id} states the {key} {metadata[key]}. Add {flag} to "
                     "keep it, or --replace_card to write over it."
                 )
 
