@@ -14,6 +14,7 @@ from gpt2small_hf.convert import convert
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
 from gpt2small_hf.training.resume import write_manifest
+from upload.arguments import check_source
 from upload.source import checkpoints, find
 
 
@@ -318,11 +319,30 @@ def test_a_file_is_refused_with_the_reason(run):
         find(run.model / "model.safetensors")
 
 
-@pytest.mark.parametrize("name", ["runs", "runs/short/checkpoints", "runs/short/charts"])
-def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(name, run):
-    with pytest.raises(UsageError, match=rf"^{name} cannot be converted: it is no model: expected config\.json"):
-        find(Path(name))
+def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(run):
+    with pytest.raises(
+        UsageError, match=r"^runs/short/charts cannot be converted: it is no model: expected config\.json"
+    ):
+        find(run.root / "charts")
     assert list(Path("runs").iterdir()) == [run.root]
+
+
+def test_a_folder_around_runs_checkpoints_or_data_is_refused_with_their_names(run):
+    for name in "bcdefg":
+        (Path("runs") / name).mkdir()
+        (Path("runs") / name / "resolved.json").touch()
+    Path("data/text-1").mkdir(parents=True)
+    Path("data/text-1/meta.json").touch()
+    checkpoints = ", ".join(f"runs/short/checkpoints/checkpoint-{step}" for step in (10, 20))
+    for name, said in (
+        ("runs", "it contains 7 runs: runs/b, runs/c, runs/d, runs/e, runs/f …. Name one of them."),
+        ("runs/short/checkpoints", f"it contains 2 checkpoints: {checkpoints}. Name one of them."),
+        ("data", "it contains 1 data set: data/text-1. Name a run."),
+        ("data/text-1", "data/text-1 is a prepared data set, not a model. Name the run that was trained on it."),
+    ):
+        with pytest.raises(UsageError) as refused:
+            check_source(Path(name))
+        assert said in str(refused.value)
 
 
 def test_a_run_whose_settings_are_not_json_is_refused_by_the_files_name(run):

@@ -11,6 +11,7 @@ from huggingface_hub import constants, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.runs import DoorError, UsageError
 
@@ -36,6 +37,10 @@ MODEL_PAGE = re.compile(
     r"^https?://(?:huggingface\.co|hf\.co)/((?!(?:papers|datasets|spaces|collections|docs|blog)/)[^/?#]+/[^/?#]+)/?$"
 )
 """Address of a model on the Hub."""
+
+
+MOST_NAMED = 5
+"""Folders listed in a message."""
 
 
 class AuthError(DoorError):
@@ -215,12 +220,21 @@ def check_repo_id(repo_id: str) -> None:
 
 
 def check_source(name: Path) -> None:
-    """Raise: UsageError if there is no folder of that name, in which a model could be."""
+    """Raise: UsageError if a path is not a folder, or is one that contains runs, checkpoints or prepared text."""
     path = name.expanduser()
     if not path.exists():
         raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
     if path.is_file():
         raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
+    if any((path / marker).exists() for marker in ("config.json", "model.json", "resolved.json")):
+        return
+    if (path / "meta.json").is_file():
+        raise UsageError(f"{name} is a prepared data set, not a model. Name the run that was trained on it.")
+    for what, marker in (("run", "resolved.json"), ("checkpoint", "trainer_state.json"), ("data set", "meta.json")):
+        if inside := sorted(name / found.parent.name for found in path.glob(f"*/{marker}")):
+            few = ", ".join(map(str, inside[:MOST_NAMED])) + (" …" if len(inside) > MOST_NAMED else "")
+            advice = "Name a run." if what == "data set" else "Name one of them."
+            raise UsageError(f"{name} is not a model; it contains {counted(len(inside), what)}: {few}. {advice}")
 
 
 def token_in_use() -> str:
