@@ -6,7 +6,7 @@ from pathlib import Path
 
 def main() -> None:
     """Train as the command line says. torch is imported, which takes seconds, once flags and paths are understood."""
-    from gpt2small_hf.runs import RunFolder
+    from gpt2small_hf.runs.layout import RunFolder
     from gpt2small_hf.training.arguments import complete, read_arguments, show_recipe
     from gpt2small_hf.training.memory import check_memory
     from gpt2small_hf.training.paths import check_packages, check_paths
@@ -28,7 +28,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        from gpt2small_hf.runs import open_door
+        from gpt2small_hf.errors import open_door
     except KeyboardInterrupt:  # importing takes time
         sys.exit(130)
     sys.exit(open_door(main))

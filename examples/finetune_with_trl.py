@@ -175,7 +175,7 @@ if __name__ == "__main__":
     mistakes: tuple[type[Exception], ...] = (ImportError, OSError, ValueError)
     try:
         arguments = parse()
-        from gpt2small_hf.runs import UsageError
+        from gpt2small_hf.errors import UsageError
 
         mistakes = (*mistakes, UsageError)
         main(arguments)

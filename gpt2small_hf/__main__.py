@@ -6,7 +6,7 @@ import difflib
 import sys
 
 from gpt2small_hf import commands
-from gpt2small_hf.runs import UsageError, open_door
+from gpt2small_hf.errors import UsageError, open_door
 
 COMMANDS = {
     "prepare": "text → token files that train.py reads",

@@ -12,8 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from gpt2small_hf.data.arguments import ChatFlags, PrepareArguments, PreviewArguments
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE, FlagParser, find_recipes, without_flags
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, check_named, check_run, check_writable
+from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.layout import DataFolder, RunFolder, check_named, check_run
 from gpt2small_hf.training import budget
 
 TINY = Path(__file__).parents[1] / "examples" / "tiny.yaml"

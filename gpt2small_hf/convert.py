@@ -11,16 +11,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from gpt2small_hf.runs import (
-    RunFolder,
-    UsageError,
-    give_usual_permissions,
-    is_leftover,
-    read_json,
-    whole,
-    write_json,
-    writing_alone,
-)
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import give_usual_permissions, is_leftover, read_json, whole, write_json, writing_alone
+from gpt2small_hf.runs.layout import RunFolder
 
 if TYPE_CHECKING:
     import torch

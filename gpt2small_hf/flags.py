@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import yaml
 
 from gpt2small_hf.declared import imported_alone
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser

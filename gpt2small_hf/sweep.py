@@ -19,9 +19,11 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from gpt2small_hf.data.meta import read_meta
+from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
 from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
-from gpt2small_hf.runs import RunFolder, RunInterruptedError, RunStoppedError, UsageError, locked, read_json
+from gpt2small_hf.runs.files import locked, read_json
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.arguments import ALTERNATIVES, check_sizes, parse_arguments
 from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.material import find_data, gather

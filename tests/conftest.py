@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
-from gpt2small_hf.runs import RunFolder
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.run import train
 

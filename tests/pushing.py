@@ -30,7 +30,7 @@ import pytest
 from conftest import REPOSITORY, UNKNOWN_TO_STRANGERS
 from hub_server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
-from gpt2small_hf.runs import RunFolder
+from gpt2small_hf.runs.layout import RunFolder
 
 PUSH = REPOSITORY / "upload" / "push.py"
 REPO = "you/tiny"

@@ -179,7 +179,7 @@ def test_debug_options_can_be_read():
         "import gpt2small_hf, transformers",
         "import transformers, gpt2small_hf",
         "from transformers import AutoModelForCausalLM; import gpt2small_hf",
-        "from gpt2small_hf.runs import RunFolder",
+        "from gpt2small_hf.runs.layout import RunFolder",
         "from gpt2small_hf import GPT2SmallConfig",
     ],
 )

@@ -32,7 +32,7 @@ from gpt2small_hf.data.chat import (
     stop_tokens,
 )
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 # Nothing parts the answer from what stands before it, so tokens reach across; the end token is written by itself.
 TIGHT = (
@@ -576,7 +576,7 @@ def test_a_template_that_does_not_end_is_one_line():
     code = """
 import sys
 from gpt2small_hf.data import chat
-from gpt2small_hf.runs import open_door
+from gpt2small_hf.errors import open_door
 chat.RENDER_SECONDS = 1
 endless = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}"
 sys.exit(open_door(lambda: chat.find_template(endless + chat.CHATML, None)))

@@ -22,7 +22,7 @@ from gpt2small_hf.data.chat import encode, set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 
 @pytest.fixture(scope="module", params=["chatml", "llama2", "alpaca"])

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2small_hf.data.conversations import Conversations, Message, find_places, read_conversations, read_places
-from gpt2small_hf.runs import UsageError, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import sha256
 
 OTHER = {"messages": [{"role": "user", "content": "Held"}, {"role": "assistant", "content": "out"}]}
 

@@ -21,7 +21,8 @@ from gpt2small_hf.data.dataset import TokenDataset, collate
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import best_fit
 from gpt2small_hf.data.tokens import prepare
-from gpt2small_hf.runs import DataFolder, UsageError
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.layout import DataFolder
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data import documents
 from gpt2small_hf.data.documents import Meter, read_txt
 from gpt2small_hf.data.sources import find_files, open_dataset, open_files, open_python_docs
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 
 def read(*patterns: Path | str, errors: str = "strict", column: str = "text", tokenizer=None) -> list:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gpt2small_hf.data.documents import Block, Document
 from gpt2small_hf.data.holdout import Holdout
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 MANY = [f"document {n} " * (n % 7 + 1) for n in range(200)]
 

@@ -27,7 +27,7 @@ from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.show import as_html, as_text, read_tokens, visible
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.data.tokens import prepare
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 ODD = "⟦⟧⟨⟩⏎│␛\n\r\t\x1b\x7f\x9b\u200b\u202e\u2028\ufffd 🙂中é\u0301<|im_end|>endoftext0x+"
 contents = st.text(st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=40)

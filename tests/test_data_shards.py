@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gpt2small_hf.data import shards
 from gpt2small_hf.data.shards import Counts, SplitWriter
-from gpt2small_hf.runs import DataFolder
+from gpt2small_hf.runs.layout import DataFolder
 
 DTYPE = np.dtype("<u2")
 parts = st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=8), min_size=1, max_size=4)

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from gpt2small_hf.data.encoding import Encoder
 from gpt2small_hf.data.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 
 def python_docs() -> list[str]:

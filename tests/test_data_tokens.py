@@ -30,7 +30,9 @@ from gpt2small_hf.data.encoding import Encoder
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.runs import DataFolder, UsageError, read_json, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.layout import DataFolder
 
 
 @pytest.fixture
@@ -333,9 +335,9 @@ def prepare_until(number: int, owner: str, name: str, words: list[str]) -> None:
 
 
 PREPARE_MOMENTS = {
-    "before progress.json has its name": (1, "gpt2small_hf.runs", "put_in_place"),
-    "before the tokenizer has its name": (2, "gpt2small_hf.runs", "put_in_place"),
-    "before meta.json has its name": (3, "gpt2small_hf.runs", "put_in_place"),
+    "before progress.json has its name": (1, "gpt2small_hf.runs.files", "put_in_place"),
+    "before the tokenizer has its name": (2, "gpt2small_hf.runs.files", "put_in_place"),
+    "before meta.json has its name": (3, "gpt2small_hf.runs.files", "put_in_place"),
     "before the set has its name": (1, "gpt2small_hf.data.tokens", "put_in_place"),
     "while the set that it replaces is removed": (1, "gpt2small_hf.data.tokens", "discard"),
     "between two files of the set": (3, "Path", "rename"),

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gpt2small_hf.evaluation.completions import complete
-from gpt2small_hf.runs import read_json
+from gpt2small_hf.runs.files import read_json
 
 
 def test_completions_repeat_and_leave_no_trace(tiny_run):

@@ -25,7 +25,7 @@ from gpt2small_hf.evaluation.heldout import (
     standard_error,
     unigram_losses,
 )
-from gpt2small_hf.runs import read_json
+from gpt2small_hf.runs.files import read_json
 
 
 @pytest.fixture(scope="module")

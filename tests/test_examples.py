@@ -19,7 +19,8 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.flags import FlagParser
-from gpt2small_hf.runs import RunFolder, read_json
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 ACCELERATE = sorted((REPOSITORY / "examples" / "accelerate").glob("*.yaml"))

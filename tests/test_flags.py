@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import FlagParser, as_flags, read_recipe, recipe_text, without_flags
-from gpt2small_hf.runs import UsageError
 
 
 @dataclass

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.commands import convert as main
 from gpt2small_hf.convert import convert
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.conversion import (
     GPT2SMALL,
     NANOGPT,
@@ -37,7 +38,7 @@ from gpt2small_hf.model.conversion import (
     shapes,
     to_ours,
 )
-from gpt2small_hf.runs import UsageError, writing_alone
+from gpt2small_hf.runs.files import writing_alone
 
 V, T, C, H, L = 101, 32, 16, 2, 2
 IDS = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))

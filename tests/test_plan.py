@@ -12,8 +12,10 @@ from gpt2small_hf.commands import plan as main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import without_flags
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, read_jsonl
+from gpt2small_hf.runs.files import read_json, read_jsonl
+from gpt2small_hf.runs.layout import RunFolder
 
 FULL_SIZE = str(REPOSITORY / "examples" / "gpt2-small.yaml")
 

@@ -17,7 +17,8 @@ from gpt2small_hf.report.charts import (
     throughput_figure,
     values,
 )
-from gpt2small_hf.runs import RunFolder, read_jsonl, write_jsonl
+from gpt2small_hf.runs.files import read_jsonl, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder
 
 
 def training_row(step, loss, **more):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.sweep import (
     SweepFolder,
     compare,
@@ -17,7 +18,8 @@ from gpt2small_hf.report.sweep import (
     table_rows,
     write_report,
 )
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, write_json, write_jsonl
+from gpt2small_hf.runs.files import read_json, write_json, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder
 from tests.benchmarks.sim_sweep import INIT, RATIOS, REST, TRAINING, as_losses, differences, false_verdicts, simulate
 
 SEEDS = (1, 2, 3)

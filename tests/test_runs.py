@@ -13,17 +13,9 @@ from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.runs import (
-    UsageError,
-    append_jsonl,
-    made_by,
-    open_door,
-    read_json,
-    read_jsonl,
-    whole,
-    write_json,
-    write_jsonl,
-)
+from gpt2small_hf.errors import UsageError, open_door
+from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, whole, write_json, write_jsonl
+from gpt2small_hf.runs.provenance import made_by
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -136,7 +128,7 @@ def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
 
 def test_who_has_read_enough_ends_a_command_quietly():
     code = (
-        "import sys\nfrom gpt2small_hf.runs import open_door\n"
+        "import sys\nfrom gpt2small_hf.errors import open_door\n"
         "sys.exit(open_door(lambda: [print('x' * 99) for _ in range(9999)]))"
     )
     done = subprocess.run(
@@ -146,7 +138,7 @@ def test_who_has_read_enough_ends_a_command_quietly():
 
 
 def kill_while(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import os\nfrom gpt2small_hf import runs\n{code}"])
+    done = subprocess.run([sys.executable, "-c", f"import os\nfrom gpt2small_hf.runs import files\n{code}"])
     assert done.returncode == -signal.SIGKILL
 
 
@@ -154,7 +146,7 @@ def test_leftovers_of_a_killed_write_are_removed_by_the_next(tmp_path):
     path, other = tmp_path / "model", tmp_path / ".model.elsewhere-1.tmp"
     other.touch()
     kill_while(f"""
-with runs.whole(runs.Path({str(path)!r})) as temporary:
+with files.whole(files.Path({str(path)!r})) as temporary:
     temporary.mkdir()
     (temporary / "weights").touch()
     os.kill(os.getpid(), 9)
@@ -170,9 +162,9 @@ def test_folder_killed_while_it_is_replaced_is_there_again_after_the_next_write_
     path.mkdir()
     (path / "old").touch()
     kill_while(f"""
-rename = runs.Path.rename
-runs.Path.rename = lambda self, target: (rename(self, target), os.kill(os.getpid(), 9))
-with runs.whole(runs.Path({str(path)!r})) as temporary:
+rename = files.Path.rename
+files.Path.rename = lambda self, target: (rename(self, target), os.kill(os.getpid(), 9))
+with files.whole(files.Path({str(path)!r})) as temporary:
     temporary.mkdir()
 """)
     assert not path.exists()

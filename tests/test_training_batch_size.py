@@ -6,7 +6,8 @@ from conftest import run_train, tiny_words
 from safetensors.torch import load_file
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunStoppedError, UsageError, read_json
+from gpt2small_hf.errors import RunStoppedError, UsageError
+from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from gpt2small_hf.runs import read_jsonl
+from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.training.callbacks import ProgressLine, StopOnSignal, samples_are_due
 
 

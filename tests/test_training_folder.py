@@ -20,15 +20,26 @@ import torch
 from conftest import REPOSITORY, chats, run_train, tiny_words
 from test_training_resume import die_at_call
 
-from gpt2small_hf import commands, runs
-from gpt2small_hf.runs import RunFolder, UsageError, locked, open_door, read_jsonl, sha256
+from gpt2small_hf import commands
+from gpt2small_hf.errors import UsageError, open_door
+from gpt2small_hf.runs.files import (
+    append_jsonl,
+    is_leftover,
+    locked,
+    read_jsonl,
+    sha256,
+    whole,
+    write_json,
+    write_jsonl,
+)
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.run import restore
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["test_training_folder"])
 
-RUN, RUNS = "gpt2small_hf.training.run", "gpt2small_hf.runs"
+RUN, FILES = "gpt2small_hf.training.run", "gpt2small_hf.runs.files"
 SHORT = ("--max_steps", "2", "--eval_strategy", "no")
 
 
@@ -166,9 +177,9 @@ FIRST_MOMENTS = {
     "before the folder is opened": (1, RUN, "restore"),
     "before the text is prepared": (1, RUN, "gather"),
     "before the first file": (1, RUN, "begin_folder"),
-    "before the recipe has its name": (-3, RUNS, "put_in_place"),
-    "before the first rows have their name": (-2, RUNS, "put_in_place"),
-    "before resolved.json has its name": (-1, RUNS, "put_in_place"),
+    "before the recipe has its name": (-3, FILES, "put_in_place"),
+    "before the first rows have their name": (-2, FILES, "put_in_place"),
+    "before resolved.json has its name": (-1, FILES, "put_in_place"),
 }
 
 
@@ -183,7 +194,7 @@ def test_run_killed_before_its_first_step_starts_again(moment, short_run, tmp_pa
     kill_at((4 + number if number < 0 else number, owner, name), words)
     again = run_train(words)
     assert weights(again) == expected
-    assert not [path for path in again.root.rglob("*") if runs.is_leftover(path)]
+    assert not [path for path in again.root.rglob("*") if is_leftover(path)]
 
 
 @pytest.mark.slow
@@ -251,7 +262,7 @@ FULL_DISK = """
 import importlib, resource, sys
 sys.path.insert(0, {tests!r})
 from conftest import run_train
-from gpt2small_hf.runs import open_door
+from gpt2small_hf.errors import open_door
 owner, _, name = {where!r}.rpartition(".")
 owner = importlib.import_module(owner)
 function = getattr(owner, name)
@@ -341,9 +352,9 @@ def test_commands_on_a_full_disk_name_the_file_and_leave_nothing(what, tiny_run,
 def test_full_disk_is_named_with_the_file_that_was_written(tmp_path):
     rows, text = [{"a": 1}], "x" * 10_000
     writers = {
-        "one.json": lambda path: runs.write_json(path, text),
-        "rows.jsonl": lambda path: runs.write_jsonl(path, rows),
-        "log.jsonl": lambda path: runs.append_jsonl(path, rows[0]),
+        "one.json": lambda path: write_json(path, text),
+        "rows.jsonl": lambda path: write_jsonl(path, rows),
+        "log.jsonl": lambda path: append_jsonl(path, rows[0]),
     }
     for name, write in writers.items():
         with full_disk(), pytest.raises(OSError, match="File too large") as caught:
@@ -353,7 +364,7 @@ def test_full_disk_is_named_with_the_file_that_was_written(tmp_path):
         with (
             full_disk(),
             pytest.raises(OSError, match=r"File too large|os error") as caught,
-            runs.whole(tmp_path / "x") as path,
+            whole(tmp_path / "x") as path,
         ):
             save(path)
         assert caught.value.filename == str(tmp_path / "x")

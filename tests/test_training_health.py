@@ -9,7 +9,7 @@ from conftest import REPOSITORY, run_train, tiny_config
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import read_jsonl, write_jsonl
+from gpt2small_hf.runs.files import read_jsonl, write_jsonl
 from gpt2small_hf.training.callbacks import MetricsLog
 from gpt2small_hf.training.health import Health, Symptoms, gain_of, is_spike
 from gpt2small_hf.training.trainer import LanguageModelTrainer

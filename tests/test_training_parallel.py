@@ -32,8 +32,10 @@ from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.evaluation.heldout import heldout_losses
-from gpt2small_hf.runs import RunFolder, RunStoppedError, read_json, read_jsonl
+from gpt2small_hf.runs.files import read_json, read_jsonl
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.guard import KINDS
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 

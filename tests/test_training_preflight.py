@@ -19,7 +19,8 @@ from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset, collate
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
-from gpt2small_hf.runs import DataFolder, UsageError
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.training.preflight import Check, preflight, show
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments

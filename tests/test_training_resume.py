@@ -15,16 +15,9 @@ import torch
 from conftest import run_train, tiny_words
 from safetensors.torch import load_file
 
-from gpt2small_hf.runs import (
-    RunFolder,
-    RunInterruptedError,
-    UsageError,
-    open_door,
-    read_json,
-    read_jsonl,
-    sha256,
-    write_json,
-)
+from gpt2small_hf.errors import RunInterruptedError, UsageError, open_door
+from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.resume import device_notice, differences, is_whole
 from gpt2small_hf.training.trainer import LanguageModelTrainer

@@ -14,7 +14,8 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunStoppedError, read_jsonl
+from gpt2small_hf.errors import RunStoppedError
+from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.training.guard import KINDS
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 

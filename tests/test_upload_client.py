@@ -20,7 +20,9 @@ from hub_server import CALLS, TOKEN, HubServer, now
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 
-from gpt2small_hf.runs import DoorError, RunFolder, UsageError, write_json
+from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.runs.files import write_json
+from gpt2small_hf.runs.layout import RunFolder
 from upload import client
 from upload.arguments import AuthError, parse_arguments, token_in_use
 from upload.facts import Publication

@@ -9,7 +9,9 @@ from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
 
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.layout import RunFolder
 from upload.arguments import parse_arguments
 from upload.card import fingerprint, marked
 from upload.hub import ignoring_rule

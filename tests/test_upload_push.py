@@ -18,7 +18,10 @@ from safetensors.torch import load_file, save_file
 from test_model_conversion import write_reference
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, versions, write_json, writing_alone
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json, sha256, write_json, writing_alone
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.provenance import versions
 from gpt2small_hf.training.resume import write_manifest
 from upload.arguments import parse_arguments
 from upload.push import publish
@@ -246,7 +249,7 @@ def break_the_weights(run: RunFolder) -> None:
 
 
 def import_ours(run: RunFolder) -> None:
-    add_line(run.model / "gpt.py", "import gpt2small_hf.runs")
+    add_line(run.model / "gpt.py", "import gpt2small_hf.errors")
 
 
 def plant_a_token(run: RunFolder) -> None:
@@ -278,7 +281,7 @@ def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatc
             break_the_weights,
             "model.safetensors: model.norm.weight has values that are not finite, so the model is broken",
         ),
-        (import_ours, "gpt.py imports gpt2small_hf.runs, which strangers do not have"),
+        (import_ours, "gpt.py imports gpt2small_hf.errors, which strangers do not have"),
         (plant_a_token, "evaluation/completions.json holds what looks like a Hugging Face token (line "),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

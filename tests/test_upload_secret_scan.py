@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.tables import escaped
-from gpt2small_hf.runs import UsageError, write_json, write_jsonl
+from gpt2small_hf.runs.files import write_json, write_jsonl
 from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, secret_in
 from upload.source import find
 from upload.stage import stage

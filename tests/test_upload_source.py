@@ -11,8 +11,10 @@ from test_model_conversion import write_reference
 from transformers import AutoTokenizer
 
 from gpt2small_hf.convert import convert
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import Run
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
+from gpt2small_hf.runs.files import read_json, sha256, write_json
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.resume import write_manifest
 from upload.arguments import check_source
 from upload.source import checkpoints, find

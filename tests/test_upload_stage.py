@@ -20,18 +20,11 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import Run
-from gpt2small_hf.runs import (
-    RunFolder,
-    UsageError,
-    made_by,
-    read_json,
-    read_jsonl,
-    sha256,
-    whole,
-    write_json,
-    write_jsonl,
-)
+from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, whole, write_json, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.provenance import made_by
 from upload.arguments import parse_arguments
 from upload.card import render
 from upload.checks import CODE
@@ -557,8 +550,11 @@ def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
     ("lines", "said"),
     [
         ("import gpt2small_hf", "gpt.py imports gpt2small_hf, which strangers do not have"),
-        ("from gpt2small_hf.runs import sha256", "gpt.py imports gpt2small_hf.runs, which strangers do not have"),
-        ("def f():\n    import gpt2small_hf.runs as r", "gpt.py imports gpt2small_hf.runs, which strangers"),
+        (
+            "from gpt2small_hf.runs.files import sha256",
+            "gpt.py imports gpt2small_hf.runs.files, which strangers do not have",
+        ),
+        ("def f():\n    import gpt2small_hf.errors as r", "gpt.py imports gpt2small_hf.errors, which strangers"),
         ("try:\n    import numpy\nexcept ImportError:\n    pass", "gpt.py imports numpy, which strangers do not have"),
         ("from . import gpt", "mine/gpt.py imports from ., and transformers fetches only what is imported from a file"),
         ("from .parts.gpt import x", "mine/gpt.py imports from .parts.gpt, and transformers fetches only"),

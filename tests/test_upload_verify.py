@@ -478,12 +478,12 @@ def insert(path: Path, before: str, lines: str) -> None:
 
 
 def import_at_the_top(staged: Path) -> None:
-    insert(staged / "modeling_gpt2small.py", "from functools", "import gpt2small_hf.runs\n")
+    insert(staged / "modeling_gpt2small.py", "from functools", "import gpt2small_hf.errors\n")
 
 
 def import_while_it_runs(staged: Path) -> None:
     # In a `try`, where transformers does not look for imports beforehand.
-    lines = "        try:\n            from gpt2small_hf import runs\n        finally:\n            pass\n"
+    lines = "        try:\n            from gpt2small_hf import errors\n        finally:\n            pass\n"
     insert(staged / "modeling_gpt2small.py", "        outputs = self.model(\n", lines)
 
 

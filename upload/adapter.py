@@ -11,7 +11,8 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from gpt2small_hf.runs import UsageError, read_json, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json, sha256
 from upload.checks import WEIGHTS, check_finite
 from upload.facts import Publication, published_base
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source

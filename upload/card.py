@@ -24,9 +24,9 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from gpt2small_hf.data.conversations import counted
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
-from gpt2small_hf.runs import UsageError
 from upload.facts import Publication, facts
 from upload.source import Source
 from upload.stage import is_loaded

@@ -27,7 +27,7 @@ import httpx2
 from huggingface_hub import constants, set_client_factory
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 WAITS = (1, 2, 4, 8)
 """Seconds before each further attempt, or as many as the Hub asks for. So a call is made at most five times."""

@@ -31,7 +31,8 @@ from gpt2small_hf.report.page import (
 )
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
-from gpt2small_hf.runs import HUB_ID, RunFolder, read_json, sha256
+from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed

@@ -37,7 +37,8 @@ from huggingface_hub.utils import (
     hf_raise_for_status,
 )
 
-from gpt2small_hf.runs import DoorError, UsageError, sha256
+from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.runs.files import sha256
 from upload.arguments import ADDRESS, AuthError, token_in_use
 from upload.card import is_marked, is_untouched, only_metadata
 from upload.checks import git_blob

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.report.page import Run
-from gpt2small_hf.runs import HUB_ID, read_jsonl
+from gpt2small_hf.runs.files import read_jsonl
+from gpt2small_hf.runs.layout import HUB_ID
 from upload.secret_scan import is_secret
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

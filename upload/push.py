@@ -59,7 +59,7 @@ class Plan:
 
 def main() -> None:
     """`python upload/push.py`."""
-    from gpt2small_hf.runs import check_writable
+    from gpt2small_hf.runs.files import check_writable
     from upload.arguments import check_source, parse_arguments, token_in_use
 
     # All of this before torch is imported, which takes seconds.
@@ -83,7 +83,8 @@ def publish(args: Namespace) -> dict[str, Any]:
     Raises: UsageError for what can be fixed here, before the network; hub.AuthError, UploadError and VerifyError.
     """
     from gpt2small_hf.data.conversations import counted
-    from gpt2small_hf.runs import UsageError, writing_alone
+    from gpt2small_hf.errors import UsageError
+    from gpt2small_hf.runs.files import writing_alone
     from upload.facts import MOST_SAMPLES, held_out_answers, linked_repositories, worse
     from upload.privacy import chat_questions
     from upload.secret_scan import check_words
@@ -150,7 +151,8 @@ def publish_plans(args: Namespace, plans: list[Plan], before: dict[str, Any]) ->
 
 def read_published(path: Path) -> dict[str, Any]:
     """Where a run was published, if it was. Raises: UsageError for a broken record."""
-    from gpt2small_hf.runs import UsageError, read_json
+    from gpt2small_hf.errors import UsageError
+    from gpt2small_hf.runs.files import read_json
 
     try:
         found = read_json(path) if path.is_file() else {}
@@ -163,8 +165,9 @@ def read_published(path: Path) -> dict[str, Any]:
 
 def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
+    from gpt2small_hf.errors import UsageError
     from gpt2small_hf.report.page import Run
-    from gpt2small_hf.runs import RunFolder, UsageError
+    from gpt2small_hf.runs.layout import RunFolder
     from upload.facts import Publication
     from upload.license import License
     from upload.source import checkpoints
@@ -227,7 +230,7 @@ def private_links(args: Namespace, one: Plan) -> frozenset[str]:
 
     Raises: UsageError for an --origin that the token in use cannot see either.
     """
-    from gpt2small_hf.runs import UsageError
+    from gpt2small_hf.errors import UsageError
     from upload.facts import linked_repositories
     from upload.hub import is_public, is_visible
 
@@ -273,7 +276,7 @@ def beside(staged: Path, name: str) -> Path:
 
 def prepare(args: Namespace, one: Plan) -> None:
     """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
-    from gpt2small_hf.runs import whole
+    from gpt2small_hf.runs.files import whole
     from upload import card, stage
     from upload.adapter import find_base, stage_adapter
     from upload.arguments import AuthError, stored_token
@@ -326,7 +329,8 @@ def prepare(args: Namespace, one: Plan) -> None:
 
 def check_alone(plans: list[Plan]) -> None:
     """Load each staged folder as a stranger would, unless these very bytes were already. Raises: UsageError."""
-    from gpt2small_hf.runs import UsageError, versions
+    from gpt2small_hf.errors import UsageError
+    from gpt2small_hf.runs.provenance import versions
     from upload.adapter import fill_cache, find_base
     from upload.stage import read_record, remember
     from upload.verify import CheckError
@@ -467,7 +471,7 @@ def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote
 
 def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]:
     """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
-    from gpt2small_hf.runs import write_json
+    from gpt2small_hf.runs.files import write_json
     from upload.adapter import find_base
     from upload.hub import VerifyError
     from upload.verify import CheckError
@@ -525,7 +529,8 @@ def finish(
     hub: Hub, args: Namespace, plans: list[Plan], records: list[dict[str, Any]], before: dict[str, Any]
 ) -> dict[str, Any]:
     """Show it, collect it, and write down what was published. Returns: the record."""
-    from gpt2small_hf.runs import made_by, write_json
+    from gpt2small_hf.runs.files import write_json
+    from gpt2small_hf.runs.provenance import made_by
     from upload.privacy import scrubbed
 
     repositories = dict.fromkeys(one.repo_id for one in plans)
@@ -605,7 +610,7 @@ if __name__ == "__main__":
     # In place of this folder: the checkout, where `upload` and `gpt2small_hf` lie.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
     try:
-        from gpt2small_hf.runs import open_door
+        from gpt2small_hf.errors import open_door
     except KeyboardInterrupt:  # importing takes seconds
         sys.exit(130)
     sys.exit(open_door(main))

@@ -20,7 +20,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.convert import convert
-from gpt2small_hf.runs import UsageError, is_leftover, read_json, sha256, write_json
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import is_leftover, read_json, sha256, write_json
 from upload.checks import (
     CODE,
     INDEX,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 PACKINGS = ("stream", "bos_bestfit", "isolate")
 CHAT_PACKINGS = ("best_fit", "padding")

@@ -19,7 +19,7 @@ from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from gpt2small_hf.data.conversations import Message
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 CHATML = (
     "{% for message in messages %}"

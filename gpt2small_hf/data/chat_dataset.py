@@ -21,7 +21,7 @@ from gpt2small_hf.data.chat import BATCH, Encoded, encode
 from gpt2small_hf.data.conversations import Conversation, Message, counted
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.packing import pack_whole
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 IGNORED = -100
 

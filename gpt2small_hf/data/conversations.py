@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from gpt2small_hf.data.documents import first_line, names
-from gpt2small_hf.runs import UsageError, parse_json, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import parse_json, sha256
 
 Message: TypeAlias = dict[str, str]
 """`role` (system, user or assistant) and `content`; of Alpaca's rows also `input`."""

@@ -22,7 +22,9 @@ from gpt2small_hf.data.packing import (
     row_span,
 )
 from gpt2small_hf.data.shards import OFFSET
-from gpt2small_hf.runs import DataFolder, UsageError, whole
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import whole
+from gpt2small_hf.runs.layout import DataFolder
 
 
 def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from gpt2small_hf.runs import UsageError, parse_json
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import parse_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,7 +16,7 @@ import tiktoken
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 # How GPT-2 cuts text into the stretches that BPE then works on (openai/gpt-2, encoder.py).
 GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from gpt2small_hf.data.documents import Block, Document
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 FEW_DOCUMENTS = 20
 HEAD = 1 << 16  # characters (or ids) that stand for a document in its hash

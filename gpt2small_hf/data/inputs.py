@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.meta import check_whole, read_meta
 from gpt2small_hf.data.sources import Source, source_name
-from gpt2small_hf.runs import DataFolder, UsageError
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.layout import DataFolder
 
 FORMAT = 1  # goes up when the same inputs would give other files
 

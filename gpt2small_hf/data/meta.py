@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt2small_hf.runs import DataFolder, UsageError, read_json
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.layout import DataFolder
 
 DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
 

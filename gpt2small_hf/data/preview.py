@@ -33,8 +33,10 @@ from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import as_flags
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, read_json, whole
+from gpt2small_hf.runs.files import read_json, whole
+from gpt2small_hf.runs.layout import DataFolder, RunFolder
 
 SAMPLE_CHARACTERS = 5_000_000
 """Of chats, to train a tokenizer on that is only looked at."""

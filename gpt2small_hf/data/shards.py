@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gpt2small_hf.runs import DataFolder
+from gpt2small_hf.runs.layout import DataFolder
 
 SHARD_TOKENS = 100_000_000
 OFFSET = np.dtype("<u8")

@@ -29,7 +29,8 @@ from gpt2small_hf.data.documents import (
     read_tokens,
     read_txt,
 )
-from gpt2small_hf.runs import UsageError, sha256
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast

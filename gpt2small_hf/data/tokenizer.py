@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, GPT2Tokenizer, PreTrainedTokenizerFast
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 END_OF_TEXT = "<|endoftext|>"
 

@@ -34,11 +34,9 @@ from gpt2small_hf.data.progress import Progress
 from gpt2small_hf.data.shards import Counts, SplitWriter
 from gpt2small_hf.data.sources import Source, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.runs import (
-    DataFolder,
-    UsageError,
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import (
     is_leftover,
-    made_by,
     put_in_place,
     read_json,
     remove,
@@ -48,6 +46,8 @@ from gpt2small_hf.runs import (
     write_json,
     writing_alone,
 )
+from gpt2small_hf.runs.layout import DataFolder
+from gpt2small_hf.runs.provenance import made_by
 
 BATCHES_PER_SAVE = 64
 TRAINING_SAMPLE_BYTES = 100_000_000

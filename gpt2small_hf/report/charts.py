@@ -18,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gpt2small_hf.runs import RunFolder, read_json, read_jsonl, whole
+from gpt2small_hf.runs.files import read_json, read_jsonl, whole
+from gpt2small_hf.runs.layout import RunFolder
 
 MOST_POINTS = 600
 """Of a line: more would share pixels."""

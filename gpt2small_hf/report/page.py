@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
@@ -30,7 +31,8 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
-from gpt2small_hf.runs import RunFolder, UsageError, check_run, checkpoints_in, number_of, read_json, read_jsonl, whole
+from gpt2small_hf.runs.files import read_json, read_jsonl, whole
+from gpt2small_hf.runs.layout import RunFolder, check_run, checkpoints_in, number_of
 
 MOST_RUNGS = 8
 """Of a ladder."""

@@ -40,11 +40,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.page import Run
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
-from gpt2small_hf.runs import RunFolder, UsageError, made_by, read_json, whole, write_json
+from gpt2small_hf.runs.files import read_json, whole, write_json
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.provenance import made_by
 
 CONFIDENCE = 0.95
 

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpt2small_hf.data.arguments import CHAT_PACKINGS, PACKINGS, ChatArguments, PrepareArguments
 from gpt2small_hf.declared import declared
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
-from gpt2small_hf.runs import RunFolder, UsageError, parse_json
+from gpt2small_hf.runs.files import parse_json
+from gpt2small_hf.runs.layout import RunFolder
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments as DeclaredTrainingArguments

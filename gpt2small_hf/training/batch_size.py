@@ -11,9 +11,9 @@ import psutil
 import torch
 from torch import distributed as dist
 
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
-from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training.budget import BYTES_A_NUMBER
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 

@@ -27,11 +27,13 @@ from transformers import (
 )
 from transformers.trainer_utils import SaveStrategy
 
+from gpt2small_hf.errors import RunInterruptedError, say
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import one_line
-from gpt2small_hf.runs import RunFolder, RunInterruptedError, append_jsonl, read_jsonl, say, write_jsonl
+from gpt2small_hf.runs.files import append_jsonl, read_jsonl, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from gpt2small_hf.runs import append_jsonl, read_jsonl
+from gpt2small_hf.runs.files import append_jsonl, read_jsonl
 
 # A spike: a loss above the usual by this share of it, by so many nats, so many times the largest rise of late, and so
 # many standard deviations of its logarithm.

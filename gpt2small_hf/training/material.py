@@ -26,12 +26,14 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import as_flags
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
-from gpt2small_hf.runs import DataFolder, RunFolder, UsageError, read_json, sha256
+from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.layout import DataFolder, RunFolder
 from gpt2small_hf.training.arguments import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.arguments import Arguments, DeclaredConfig
 

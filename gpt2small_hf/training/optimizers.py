@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 from transformers import TrainingArguments
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 
 
 def muon_with_adamw(model: nn.Module, decayed: Collection[str], args: TrainingArguments) -> MuonWithAdamW:

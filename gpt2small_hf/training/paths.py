@@ -9,7 +9,9 @@ from gpt2small_hf.data.conversations import find_places
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import find_files
 from gpt2small_hf.declared import declared
-from gpt2small_hf.runs import HUB_ID, RunFolder, UsageError, check_named, parse_json
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import parse_json
+from gpt2small_hf.runs.layout import HUB_ID, RunFolder, check_named
 from gpt2small_hf.training.arguments import OPTIMIZERS, REPORTERS, Arguments
 
 

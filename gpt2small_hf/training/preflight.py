@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
-from gpt2small_hf.runs import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import LanguageModelTrainer

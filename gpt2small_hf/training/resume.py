@@ -19,19 +19,10 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from gpt2small_hf.declared import declared
-from gpt2small_hf.runs import (
-    RunFolder,
-    UsageError,
-    check_run,
-    check_writable,
-    checkpoints_in,
-    git_commit,
-    is_leftover,
-    read_json,
-    read_jsonl,
-    write_json,
-    write_jsonl,
-)
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_json, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder, check_run, checkpoints_in
+from gpt2small_hf.runs.provenance import git_commit
 from gpt2small_hf.training.arguments import Arguments
 
 MANIFEST = "checkpoint.json"

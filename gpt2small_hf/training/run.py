@@ -1,6 +1,6 @@
 """One run: text or prepared rows → a run folder with a model that loads anywhere, its measure and its chart.
 
-Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.py`, file names from `runs.py`.
+Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.py`, file names from `runs/layout.py`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from transformers.utils import logging
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.show import Rows, as_text
+from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, say
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
@@ -50,26 +51,20 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
-from gpt2small_hf.runs import (
-    RunFolder,
-    RunStoppedError,
-    UsageError,
-    disk_is_full,
+from gpt2small_hf.runs.files import (
     finite,
     give_usual_permissions,
     locked,
-    made_by,
-    number_of,
-    processor_name,
     read_json,
     read_jsonl,
     remove,
     remove_if_empty,
-    say,
     whole,
     write_json,
     write_jsonl,
 )
+from gpt2small_hf.runs.layout import RunFolder, number_of
+from gpt2small_hf.runs.provenance import made_by, processor_name
 from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (

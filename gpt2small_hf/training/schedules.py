@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainingArguments, get_scheduler
 
-from gpt2small_hf.runs import UsageError
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.arguments import DEEPSEEK_STEPS
 
 _FOLLOW_THE_LOSS = {"reduce_lr_on_plateau", "greedy"}

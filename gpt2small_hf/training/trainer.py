@@ -25,17 +25,9 @@ from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.runs import (
-    RunStoppedError,
-    UsageError,
-    checkpoints_in,
-    disk_is_full,
-    give_usual_permissions,
-    number_of,
-    read_json,
-    sync,
-    write_json,
-)
+from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
+from gpt2small_hf.runs.files import give_usual_permissions, read_json, sync, write_json
+from gpt2small_hf.runs.layout import checkpoints_in, number_of
 from gpt2small_hf.training.arguments import MUON
 from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.guard import Guard, not_finite

@@ -35,8 +35,10 @@ import torch
 from conftest import chat_words, chats, run_train, tiny_words
 from transformers import Trainer
 
+from gpt2small_hf.errors import open_door
 from gpt2small_hf.report.tables import console_table
-from gpt2small_hf.runs import RunFolder, checkpoints_in, open_door, read_json, read_jsonl, sha256
+from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
+from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 

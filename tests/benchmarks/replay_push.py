@@ -44,7 +44,8 @@ from hub_server import CALLS, TOKEN, HubServer
 from pushing import OF_HUB, Command, Done, Waiting, contents
 
 from gpt2small_hf.report.tables import console_table
-from gpt2small_hf.runs import RunFolder, read_json
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.layout import RunFolder
 from upload.card import fingerprint, marked
 
 REPO, TWIN, OF_OTHERS = "you/tiny", "you/tiny-native", "else/tiny"

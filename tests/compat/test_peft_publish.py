@@ -12,7 +12,9 @@ from pushing import published
 from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.runs import RunFolder, UsageError, read_json, sha256, write_json
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json, sha256, write_json
+from gpt2small_hf.runs.layout import RunFolder
 from upload.adapter import check_adapter, find_base
 from upload.facts import Publication
 from upload.source import find

@@ -10,7 +10,7 @@ from conftest import CHAT_CONTEXT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compat.test_serve import openai, serving, talk
-from gpt2small_hf.runs import read_jsonl
+from gpt2small_hf.runs.files import read_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,1 @@
+"""Run folders and prepared data sets on disk: layout, files, provenance."""
