@@ -1,4 +1,4 @@
-"""`python upload/push.py` against the Hub of the tests: the fixtures of test_upload_push.py and test_upload_hub.py.
+"""`python upload/push.py` against the Hub of the tests: the fixtures of test_push.py and test_hub.py in publishing/.
 
 A push is half a second of work after four of imports. So one process imports, waits, and forks for each command, whose
 arguments, folder, streams, exit status and death are its own. What the Hub's client reads once, at import, it shares

@@ -18,8 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import REPOSITORY, tiny_config, tiny_words
+from model.test_parallel import Pair, load, whole
 from safetensors.torch import load_file
-from test_model_parallel import Pair, load, whole
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import test_model_conversion
 from conftest import run_train, tiny_words
-from test_model_conversion import write_reference
+from model import test_conversion
+from model.test_conversion import write_reference
 from transformers import AutoTokenizer
 
 from gpt2small_hf.convert import convert
@@ -213,7 +213,7 @@ def test_a_folder_called_as_a_run_is_refused_lest_their_files_mix(run):
 def reference(tmp_path, tiny_tokenizer, monkeypatch) -> Path:
     """A model as the reference series leaves it, and its tokenizer in `words`."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+    monkeypatch.setattr(test_conversion, "V", len(tiny_tokenizer))
     write_reference(Path("theirs"))
     write_json(Path("theirs/train.json"), {"dataset": "somebody/some-text", "min_train_tokens": 3_260_190_720})
     tiny_tokenizer.save_pretrained("words")
@@ -288,7 +288,7 @@ def test_weights_without_a_tokenizer_are_refused_with_the_flag_that_names_one(re
 
 
 def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
-    monkeypatch.setattr(test_model_conversion, "V", 299)
+    monkeypatch.setattr(test_conversion, "V", 299)
     write_reference(reference)
     with pytest.raises(UsageError, match=r"the tokenizer words has 300 entries, the model's vocabulary 299"):
         find(reference, "words")

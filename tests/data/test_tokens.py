@@ -19,8 +19,8 @@ import pytest
 import torch
 from conftest import SHARED_DATA, needs_shared_data
 from safetensors.torch import save_file
-from test_training_resume import die_at_call
 from tokenizers import Tokenizer, models, pre_tokenizers
+from training.test_resume import die_at_call
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gpt2small_hf.commands import prepare as main

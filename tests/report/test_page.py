@@ -8,7 +8,6 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_report_tables import cells, rendered
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.__main__ import main as door
@@ -18,6 +17,7 @@ from gpt2small_hf.report.page import Run, comparison_rows, ladders, loss_then, r
 from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
+from report.test_tables import cells, rendered
 
 
 @pytest.fixture

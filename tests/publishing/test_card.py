@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import test_model_conversion
 from conftest import chat_words, chats, run_train, tiny_words
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
+from model import test_conversion
+from model.test_conversion import write_reference
 from safetensors.torch import load_file
-from test_model_conversion import write_reference
 
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
@@ -164,7 +164,7 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
     shutil.copytree(chat_run.root, "runs/chat")
     tiny_tokenizer.save_pretrained("words")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+        patch.setattr(test_conversion, "V", len(tiny_tokenizer))
         write_reference(Path("theirs"))
         write_reference(Path("theirs-bare"))
     told = {"dataset": "somebody/some-text", "min_train_tokens": 3_260_190_720, "microbatch_size": 6}

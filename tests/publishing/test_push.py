@@ -7,15 +7,15 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
-import test_model_conversion
 import torch
 import yaml
 from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
 from huggingface_hub import constants
+from model import test_conversion
+from model.test_conversion import write_reference
 from pushing import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 from safetensors.torch import load_file, save_file
-from test_model_conversion import write_reference
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import UsageError
@@ -697,7 +697,7 @@ def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_
 
 @slow
 def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(test_model_conversion, "V", len(tiny_tokenizer))
+    monkeypatch.setattr(test_conversion, "V", len(tiny_tokenizer))
     write_reference(tmp_path / "theirs")
     write_json(tmp_path / "theirs" / "train.json", {"dataset": "somebody/some-text", "microbatch_size": 12})
     tiny_tokenizer.save_pretrained(tmp_path / "words")

@@ -29,7 +29,7 @@ TIMES = {"tokens_per_second", "memory_gib", "data_wait", "mfu"}
 
 # Child processes start from one that has imported everything already.
 processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["test_training_resume"])
+processes.set_forkserver_preload(["training.test_resume"])
 
 
 def die_at_call(number, owner, name):
