@@ -3,7 +3,7 @@
 Two sets of rules in one engine: ours (`secrets.yml`), and those of Kingfisher (kingfisher-secret-scanner, by MongoDB,
 Apache-2.0), which knows several hundred services. It is released every few weeks, runs in this process and asks no
 network; detect-secrets had its last release in May 2024 and knows about 20. Both sets look for forms, none for
-entropy alone, which would take hashes for keys.
+entropy alone, which would take hashes for keys. Where a form is not enough (`password=…`), `secret_values.py` decides.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.errors import UsageError
+from upload.secret_values import is_secret_value
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner
@@ -33,6 +34,8 @@ APART = "\n" * 4
 """Between two strings that are scanned as one text: more than any rule skips."""
 REPLACED = "betterleaks.generic-credential-uri"
 """A rule of Kingfisher that takes `https://user:password@host` of a manual for a secret; ours does not."""
+CONTEXT = 200
+"""Bytes before and after a value that decide whether it is a secret."""
 MOST_TEXT = 2**22
 """Bytes of a compressed text that are read."""
 
@@ -71,7 +74,7 @@ def check_words(words: str) -> None:
 
 def is_secret(text: str) -> bool:
     """Whether a text has a secret of a form that `secrets.yml` describes."""
-    return bool(_ours().scan(text))
+    return any(_findings(_ours(), text.encode(errors="replace")))
 
 
 def secret_in(path: Path, token: str | None = None) -> Found | None:
@@ -83,7 +86,7 @@ def secret_in(path: Path, token: str | None = None) -> Found | None:
         line = path.read_bytes()[:start].count(b"\n") + 1 if at == "line" else 0
         return "the Hugging Face token in use", f"byte {start:,}" if at == "byte" else f"line {line:,}"
     if at == "byte":  # hundreds of megabytes of weights are not read into memory
-        found = next(((what, place["start_offset"]) for what, place in _findings(_ours().scan_file(path))), None)
+        found = next(((what, place["start_offset"]) for what, place in _findings(_ours(), path)), None)
     else:
         found = _scan(path.read_bytes())
     if found is not None:
@@ -114,10 +117,15 @@ def _theirs() -> Scanner:
     return Scanner(Rules())
 
 
-def _findings(findings: list[Any]) -> Iterator[tuple[str, dict[str, int]]]:
+def _findings(scanner: Scanner, content: bytes | Path) -> Iterator[tuple[str, dict[str, int]]]:
     """What each looks like, and its place. Parts of a pair that are no secret by themselves are left out."""
-    for one in findings:
-        if one.visible and one.rule_id != REPLACED:
+    is_text = isinstance(content, bytes)
+    for one in scanner.scan(content) if is_text else scanner.scan_file(content):
+        if not one.visible or one.rule_id == REPLACED:
+            continue
+        start, end = one.location["start_offset"], one.location["end_offset"]
+        around = (content[max(0, start - CONTEXT) : start], content[end : end + CONTEXT]) if is_text else (b"", b"")
+        if is_secret_value(one.rule_id, one.secret, *(text.decode(errors="replace") for text in around)):
             known = one.rule_id.startswith("ours.")
             yield one.rule_name if known else f"a secret ({re.split('[./]', one.rule_id)[-1]})", one.location
 
@@ -127,7 +135,7 @@ def _scan(text: bytes) -> tuple[str, int] | None:
     # Kingfisher's rules want a quote or space after most tokens, which Markdown and sentences do not give them.
     bare = re.sub(rb"[^\w\s./+=:@%&?~#\"'`-]", b" ", text)
     for scanner, content in ((_ours(), text), (_theirs(), text), (_theirs(), bare)):
-        for what, place in _findings(scanner.scan(content)):
+        for what, place in _findings(scanner, content):
             return what, place["line"]
     return None
 

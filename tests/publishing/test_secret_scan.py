@@ -9,6 +9,7 @@ import string
 import struct
 import zlib
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -17,22 +18,28 @@ from conftest import REPOSITORY
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.tables import escaped
 from gpt2small_hf.runs.files import write_json, write_jsonl
-from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, secret_in
+from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, is_secret, secret_in
 from upload.source import find
 from upload.stage import stage
 
 # ---- the forms: made here, so that no file has one -----------------------------------------------------------------
 
-RANDOM = random.Random(20)
-HEX, LOWER = "0123456789abcdef", string.ascii_lowercase + string.digits
+RANDOM = random.Random()
+HEX, LOWER = "0123456789abcdef", string.ascii_lowercase
 UPPER, BASE64 = string.ascii_uppercase + string.digits, string.ascii_letters + string.digits + "+/"
 WORD = string.ascii_letters + string.digits
+SEEDS = (20, 2027)
+"""Of the values in the forms. The rules were written with the first; the second was drawn once they were final."""
 
 
 def signs(n: int, letters: str = WORD) -> str:
-    """Random characters, a digit, a lower-case and an upper-case letter among the first three where there are such."""
-    first = [one for one in ("7", "k", "Q") if one in letters]
-    return "".join(first[:n]) + "".join(RANDOM.choices(letters, k=n - len(first)))
+    """Random characters, as they come: some values have no digit, or no capital."""
+    return "".join(RANDOM.choices(letters, k=n))
+
+
+def words(n: int, between: str = "") -> str:
+    """A passphrase of words."""
+    return between.join(RANDOM.sample(["correct", "horse", "battery", "staple", "winter", "orange", "planet"], k=n))
 
 
 def uuid() -> str:
@@ -52,104 +59,133 @@ def pem(kind: str = "", block: str = "") -> str:
     return f"-----BEGIN {kind}PRIVATE KEY{block}-----\n{lines}\n-----END {kind}PRIVATE KEY{block}-----"
 
 
-LOGIN = base64.b64encode(f"ada:{signs(18)}".encode()).decode()
-FORMS = {
-    "Hugging Face": "hf_" + signs(34),
-    "Hugging Face OAuth": "hf_oauth_" + jwt(),
-    "Hugging Face JWT": "hf_jwt_" + jwt(),
-    "Hugging Face organisation": "api_org_" + signs(34),
-    "AWS access key": "AKIA" + signs(16, UPPER),
-    "AWS temporary access key": "ASIA" + signs(16, UPPER),
-    "AWS secret key": f"AWS_SECRET_ACCESS_KEY={signs(40, BASE64)}",
-    "AWS secret key in a profile": f"aws_secret_access_key = {signs(40, BASE64)}",
-    "AWS session token": f"AWS_SESSION_TOKEN=IQoJb3JpZ2luX2Vj{signs(200, BASE64)}==",
-    "AWS signed address": f"https://b.s3.amazonaws.com/k?X-Amz-Date=20260101&X-Amz-Signature={signs(64, HEX)}",
-    "Google signed address": f"https://storage.googleapis.com/b/k?X-Goog-Signature={signs(512, HEX)}",
-    "CloudFront signed address": f"https://d1.cloudfront.net/k?Expires=1&Signature={signs(300)}&Key-Pair-Id=K2",
-    "Azure account key": f"AccountName=ada;AccountKey={signs(86, BASE64)}==;EndpointSuffix=core.windows.net",
-    "Azure shared access signature": f"https://ada.blob.core.windows.net/c/k?sv=2024-01-01&sp=r&sig={signs(43)}%3D",
-    "Azure client secret": f"{signs(3)}8Q~{signs(34)}",
-    "OpenAI": "sk-" + signs(48),
-    "OpenAI project": f"sk-proj-{signs(74)}_{signs(40)}",
-    "OpenAI service account": f"sk-svcacct-{signs(74)}-{signs(40)}",
-    "Anthropic": f"sk-ant-api03-{signs(40)}-{signs(40)}_AA",
-    "Anthropic OAuth": f"sk-ant-oat01-{signs(90)}",
-    "OpenRouter": "sk-or-v1-" + signs(64, HEX),
-    "DeepSeek": "sk-" + signs(32, HEX),
-    "Langfuse": "sk-lf-" + uuid(),
-    "Google API": "AIza" + signs(35),
-    "Google OAuth access": "ya29." + signs(120),
-    "Google OAuth client": "GOCSPX-" + signs(28),
-    "Google OAuth refresh": "1//0" + signs(90),
-    "Google service account": json.dumps({"type": "service_account", "private_key": pem()}),
-    **{f"GitHub {kind}": f"gh{kind}_{signs(36)}" for kind in "pousr"},
-    "GitHub fine-grained": f"github_pat_{signs(22)}_{signs(59)}",
-    "GitLab": "glpat-" + signs(20),
-    "GitLab runner": "glrt-" + signs(20),
-    "Slack bot": f"xoxb-123456789012-1234567890123-{signs(24)}",
-    "Slack user": f"xoxp-123456789012-123456789012-123456789012-{signs(32, HEX)}",
-    "Slack app": f"xapp-1-A{signs(10, UPPER)}-1234567890123-{signs(64, HEX)}",
-    "Slack webhook": f"https://hooks.slack.com/services/T{signs(10, UPPER)}/B{signs(10, UPPER)}/{signs(24)}",
-    "Discord webhook": f"https://discord.com/api/webhooks/123456789012345678/{signs(68)}",
-    "Discord bot": f"M{signs(23)}.{signs(6)}.{signs(38)}",
-    "PuTTY key": "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n" + signs(64, BASE64),
-    "private key": pem(),
-    "private key, RSA": pem("RSA "),
-    "private key, OpenSSH": pem("OPENSSH "),
-    "private key, encrypted": pem("ENCRYPTED "),
-    "private key, PGP": pem("PGP ", " BLOCK"),
-    "private key in JSON": json.dumps({"key": pem()}),
-    "age": "AGE-SECRET-KEY-1" + signs(58, UPPER),
-    "Weights & Biases": f"WANDB_API_KEY={signs(40, HEX)}",
-    "Weights & Biases login": f"wandb login {signs(40, HEX)}",
-    "Weights & Biases, new": "wandb_v1_" + signs(77),
-    "netrc": f"machine api.wandb.ai\n  login user\n  password {signs(40, HEX)}",
-    "netrc in a line": f"machine example.com login ada password {signs(14)}",
-    "npm": "npm_" + signs(36),
-    "npmrc": f"//registry.npmjs.org/:_authToken={uuid()}",
-    "PyPI": "pypi-AgEIcHlwaS5vcmc" + signs(120),
-    "Stripe": "sk_live_" + signs(24),
-    "Stripe restricted": "rk_live_" + signs(24),
-    "Stripe webhook": "whsec_" + signs(32),
-    "JSON Web Token": jwt(),
-    "Groq": "gsk_" + signs(52),
-    "Replicate": "r8_" + signs(37),
-    "SendGrid": f"SG.{signs(22)}.{signs(43)}",
-    "Databricks": "dapi" + signs(32, HEX),
-    "Telegram": f"1234567890:AA{signs(33)}",
-    "Docker": "dckr_pat_" + signs(27),
-    "Docker login": json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": LOGIN}}}),
-    "DigitalOcean": "dop_v1_" + signs(64, HEX),
-    "Kaggle": json.dumps({"username": "ada", "key": signs(32, HEX)}),
-    "Kaggle variable": f"KAGGLE_KEY={signs(32, HEX)}",
-    "Kaggle, new": "KGAT_" + signs(32, HEX),
-    "xAI": "xai-" + signs(80),
-    "Comet": f"COMET_API_KEY={signs(25)}",
-    "LangSmith": f"lsv2_pt_{signs(32, HEX)}_{signs(10, HEX)}",
-    "Modal": "as-" + signs(22),
-    "Vault": "hvs." + signs(95),
-    "password": f"password={signs(12)}",
-    "password with a special character": "DB_PASSWORD: correct!horse",
-    "password flag": f"--password {signs(14)}",
-    "password in JSON": json.dumps({"password": signs(14)}),
-    "bearer": f"Authorization: Bearer {signs(40)}",
-    "basic": f"Authorization: Basic {LOGIN}",
-    "API key": f'api_key = "{signs(32)}"',
-    "client secret": f"CLIENT_SECRET={signs(32)}",
-    "address with a password": f"postgres://ada:{signs(12)}@db.example.org:5432/x",
-    "address with a password and @": f"https://ada:p@{signs(6)}@example.org/x",
-    "Mailgun": "key-" + signs(32, HEX),
-    "Mailchimp": signs(32, HEX) + "-us12",
-    "Twilio": "SK" + signs(32, HEX),
-    "Linear": "lin_api_" + signs(40),
-    "Neptune": "NEPTUNE_API_TOKEN=" + encoded({"api_address": "https://app.neptune.ai", "api_key": uuid()}),
-    "MLflow": f"MLFLOW_TRACKING_PASSWORD={signs(16)}",
-    "NVIDIA": "nvapi-" + signs(64),
-    "Pinecone": f"pcsk_{signs(6)}_{signs(63)}",
-    "Terraform": f"{signs(14)}.atlasv1.{signs(67)}",  # this and the next are of Kingfisher's rules alone
-    "Shopify": "shpat_" + signs(32, HEX),
-    "Postman": f"PMAK-{signs(24, HEX)}-{signs(34, HEX)}",
-}
+def forms(seed: int) -> dict[str, str]:
+    """A secret of each form."""
+    RANDOM.seed(seed)
+    login = base64.b64encode(f"ada:{signs(18)}".encode()).decode()
+    return {
+        "Hugging Face": "hf_" + signs(34),
+        "Hugging Face OAuth": "hf_oauth_" + jwt(),
+        "Hugging Face JWT": "hf_jwt_" + jwt(),
+        "Hugging Face organisation": "api_org_" + signs(34),
+        "AWS access key": "AKIA" + signs(16, UPPER),
+        "AWS temporary access key": "ASIA" + signs(16, UPPER),
+        "AWS secret key": f"AWS_SECRET_ACCESS_KEY={signs(40, BASE64)}",
+        "AWS secret key in a profile": f"aws_secret_access_key = {signs(40, BASE64)}",
+        "AWS session token": f"AWS_SESSION_TOKEN=IQoJb3JpZ2luX2Vj{signs(200, BASE64)}==",
+        "AWS signed address": f"https://b.s3.amazonaws.com/k?X-Amz-Date=20260101&X-Amz-Signature={signs(64, HEX)}",
+        "Google signed address": f"https://storage.googleapis.com/b/k?X-Goog-Signature={signs(512, HEX)}",
+        "CloudFront signed address": f"https://d1.cloudfront.net/k?Expires=1&Signature={signs(300)}&Key-Pair-Id=K2",
+        "Azure account key": f"AccountName=ada;AccountKey={signs(86, BASE64)}==;EndpointSuffix=core.windows.net",
+        "Azure shared access signature": f"https://ada.blob.core.windows.net/c/k?sv=2024-01-01&sp=r&sig={signs(43)}%3D",
+        "Azure client secret": f"{signs(3)}8Q~{signs(34)}",
+        "OpenAI": "sk-" + signs(48),
+        "OpenAI project": f"sk-proj-{signs(74)}_{signs(40)}",
+        "OpenAI service account": f"sk-svcacct-{signs(74)}-{signs(40)}",
+        "Anthropic": f"sk-ant-api03-{signs(40)}-{signs(40)}_AA",
+        "Anthropic OAuth": f"sk-ant-oat01-{signs(90)}",
+        "OpenRouter": "sk-or-v1-" + signs(64, HEX),
+        "DeepSeek": "sk-" + signs(32, HEX),
+        "Langfuse": "sk-lf-" + uuid(),
+        "Google API": "AIza" + signs(35),
+        "Google OAuth access": "ya29." + signs(120),
+        "Google OAuth client": "GOCSPX-" + signs(28),
+        "Google OAuth refresh": "1//0" + signs(90),
+        "Google service account": json.dumps({"type": "service_account", "private_key": pem()}),
+        **{f"GitHub {kind}": f"gh{kind}_{signs(36)}" for kind in "pousr"},
+        "GitHub fine-grained": f"github_pat_{signs(22)}_{signs(59)}",
+        "GitLab": "glpat-" + signs(20),
+        "GitLab runner": "glrt-" + signs(20),
+        "Slack bot": f"xoxb-123456789012-1234567890123-{signs(24)}",
+        "Slack user": f"xoxp-123456789012-123456789012-123456789012-{signs(32, HEX)}",
+        "Slack app": f"xapp-1-A{signs(10, UPPER)}-1234567890123-{signs(64, HEX)}",
+        "Slack webhook": f"https://hooks.slack.com/services/T{signs(10, UPPER)}/B{signs(10, UPPER)}/{signs(24)}",
+        "Discord webhook": f"https://discord.com/api/webhooks/123456789012345678/{signs(68)}",
+        "Discord bot": f"M{signs(23)}.{signs(6)}.{signs(38)}",
+        "PuTTY key": "PuTTY-User-Key-File-3: ssh-ed25519\nEncryption: none\nPrivate-Lines: 1\n" + signs(64, BASE64),
+        "private key": pem(),
+        "private key, RSA": pem("RSA "),
+        "private key, OpenSSH": pem("OPENSSH "),
+        "private key, encrypted": pem("ENCRYPTED "),
+        "private key, PGP": pem("PGP ", " BLOCK"),
+        "private key in JSON": json.dumps({"key": pem()}),
+        "age": "AGE-SECRET-KEY-1" + signs(58, UPPER),
+        "Weights & Biases": f"WANDB_API_KEY={signs(40, HEX)}",
+        "Weights & Biases login": f"wandb login {signs(40, HEX)}",
+        "Weights & Biases, new": "wandb_v1_" + signs(77),
+        "netrc": f"machine api.wandb.ai\n  login user\n  password {signs(40, HEX)}",
+        "netrc in a line": f"machine example.com login ada password {signs(14)}",
+        "npm": "npm_" + signs(36),
+        "npmrc": f"//registry.npmjs.org/:_authToken={uuid()}",
+        "PyPI": "pypi-AgEIcHlwaS5vcmc" + signs(120),
+        "Stripe": "sk_live_" + signs(24),
+        "Stripe restricted": "rk_live_" + signs(24),
+        "Stripe webhook": "whsec_" + signs(32),
+        "JSON Web Token": jwt(),
+        "Groq": "gsk_" + signs(52),
+        "Replicate": "r8_" + signs(37),
+        "SendGrid": f"SG.{signs(22)}.{signs(43)}",
+        "Databricks": "dapi" + signs(32, HEX),
+        "Telegram": f"1234567890:AA{signs(33)}",
+        "Docker": "dckr_pat_" + signs(27),
+        "Docker login": json.dumps({"auths": {"https://index.docker.io/v1/": {"auth": login}}}),
+        "DigitalOcean": "dop_v1_" + signs(64, HEX),
+        "Kaggle": json.dumps({"username": "ada", "key": signs(32, HEX)}),
+        "Kaggle variable": f"KAGGLE_KEY={signs(32, HEX)}",
+        "Kaggle, new": "KGAT_" + signs(32, HEX),
+        "xAI": "xai-" + signs(80),
+        "Comet": f"COMET_API_KEY={signs(25)}",
+        "LangSmith": f"lsv2_pt_{signs(32, HEX)}_{signs(10, HEX)}",
+        "Modal": "as-" + signs(22),
+        "Vault": "hvs." + signs(95),
+        "password": f"password={signs(12)}",
+        "password of letters": f"password={signs(12, string.ascii_letters)}",
+        "password of lower-case letters": f"password: {signs(16, LOWER)}",
+        "password of words": f"password={words(3)}",
+        "password of words with dashes": f"password={words(4, '-')}",
+        "password of a word and a number": f"password={words(1)}{signs(3, string.digits)}",
+        "password in quotes": f'password: "{words(1)}{signs(3, string.digits)}"',
+        "password in a sentence": f"the password: {signs(12)} is",
+        "password with a special character": "DB_PASSWORD: correct!horse",
+        "password flag": f"--password {signs(14)}",
+        "password in JSON": json.dumps({"password": signs(14)}),
+        "bearer": f"Authorization: Bearer {signs(40)}",
+        "basic": f"Authorization: Basic {login}",
+        "API key": f'api_key = "{signs(32)}"',
+        "client secret": f"CLIENT_SECRET={signs(32)}",
+        "client secret in lower case": f"client_secret={signs(24, LOWER)}",
+        "secret key in capitals": f"SECRET_KEY={signs(20, string.ascii_uppercase)}",
+        "token in lower case": f"auth_token: {signs(20, LOWER + string.digits)}",
+        "address with a password": f"postgres://ada:{signs(12)}@db.example.org:5432/x",
+        **{
+            f"address of {scheme}": f"{scheme}://{user}:{password}@{host}"
+            for scheme, user, password, host in (
+                ("postgresql", "user", "password", "host/db"),
+                ("postgres", "ada", words(2), "db.example.org/x"),
+                ("mysql+pymysql", "root", signs(10, LOWER), "10.0.0.7:3306/x"),
+                ("mongodb+srv", "ada", signs(16), "cluster0.mongodb.net/?retryWrites=true"),
+                ("redis", "", signs(20), "cache.example.org:6379/0"),
+                ("amqp", "guest", "guest", "queue:5672/%2f"),
+                ("https", "ada", words(2), "example.org/x"),
+                ("ftp", "ada", f"{words(1)}$1", "files.example.org"),
+            )
+        },
+        "address with a password and @": f"https://ada:p@{signs(6)}@example.org/x",
+        "Mailgun": "key-" + signs(32, HEX),
+        "Mailchimp": signs(32, HEX) + "-us12",
+        "Twilio": "SK" + signs(32, HEX),
+        "Linear": "lin_api_" + signs(40),
+        "Neptune": "NEPTUNE_API_TOKEN=" + encoded({"api_address": "https://app.neptune.ai", "api_key": uuid()}),
+        "MLflow": f"MLFLOW_TRACKING_PASSWORD={signs(16)}",
+        "NVIDIA": "nvapi-" + signs(64),
+        "Pinecone": f"pcsk_{signs(6)}_{signs(63)}",
+        "Terraform": f"{signs(14)}.atlasv1.{signs(67)}",  # this and the next are of Kingfisher's rules alone
+        "Shopify": "shpat_" + signs(32, HEX),
+        "Postman": f"PMAK-{signs(24, HEX)}-{signs(34, HEX)}",
+    }
+
+
+FORMS = forms(SEEDS[0])
 
 # ---- the places -----------------------------------------------------------------------------------------------------
 
@@ -245,6 +281,19 @@ def test_each_form_of_secret_is_found_in_each_place(place, tmp_path):
         put(path, secret)
         if secret_in(path) is None:
             missed.append(form)
+    assert missed == []
+
+
+def test_forms_with_values_that_the_rules_were_not_written_with_are_found(tmp_path):
+    """Each form once, each in the next place."""
+    (tmp_path / "evaluation").mkdir()
+    (tmp_path / "charts").mkdir()
+    missed = []
+    for (form, secret), place in zip(forms(SEEDS[1]).items(), cycle(PLACES), strict=False):
+        name, put = PLACES[place]
+        put(tmp_path / name, secret)
+        if secret_in(tmp_path / name) is None:
+            missed.append((form, place))
     assert missed == []
 
 
@@ -366,6 +415,30 @@ def test_hashes_names_and_words_are_not_taken_for_secrets(tmp_path):
         """
     )
     check_secrets(tmp_path)
+
+
+NAMED = """
+    The password: hunter22 is weak.| login.password=form1.password| access_token: string2| api-key: v1beta1
+    The secret: room101 is here| --primary_key column1| ?token=page1234567890123456| auth_token=get_token_from_cache
+    password=your_token_here| token=changeme| api_key=<token>| api_key=${VAR}| SECRET_KEY=os.environ["SECRET_KEY"]
+    password=None| password: null| password=xxxxxxxxxxxxxxxxxxxx| password=password| password: str = None
+    secret_key = tokenizer_configuration| client_secret=settings.CLIENT_SECRET| API_KEY=insert-api-key-here
+    https://user:password@host/x| postgres://user:${PASSWORD}@host/db| postgres://{user}:{password}@host/db
+    The password: something that you know.| password: forgotten, reset it| [credentials]: https://host.org/a#setup-1
+    secret: V1Secret | None| The secret is that there is none.| What is secret is always suspected
+"""
+
+
+@pytest.mark.parametrize("text", [text.strip() for line in NAMED.strip().splitlines() for text in line.split("| ")])
+def test_placeholder_word_or_identifier_is_not_taken_for_a_secret(text):
+    assert not is_secret(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["The password: kQ82mzXp41vT is strong.", "password=hunter22 is weak.", "password: hunter22"]
+)
+def test_random_value_in_a_sentence_and_assigned_word_are_found(text):
+    assert is_secret(text)
 
 
 def test_damaged_files_are_scanned_as_bytes(tmp_path):
