@@ -46,7 +46,7 @@ push, then = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(push)))
 import upload.card, upload.client, upload.hub, upload.secret_scan, upload.source, upload.stage, upload.verify
 from transformers import AutoModelForCausalLM, AutoTokenizer
-upload.secret_scan.check_words("")  # compiles the rules
+upload.secret_scan.check_words("", "")  # compiles the rules
 exec(then)
 gc.freeze()  # or collecting garbage would copy all of it in each command
 print("waiting", flush=True)

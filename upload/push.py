@@ -90,7 +90,12 @@ def publish(args: Namespace) -> dict[str, Any]:
     from upload.secret_scan import check_words
     from upload.source import find
 
-    check_words(args.message or "")
+    for flag, words in (
+        ("message", [args.message]),
+        ("contact", [args.contact]),
+        ("developers", args.developers or []),
+    ):
+        check_words(f"--{flag}", "\n".join(filter(None, words)))
     source = find(args.RUN, args.tokenizer)
     if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
@@ -279,15 +284,11 @@ def prepare(args: Namespace, one: Plan) -> None:
     from gpt2small_hf.runs.files import whole
     from upload import card, stage
     from upload.adapter import find_base, stage_adapter
-    from upload.arguments import AuthError, stored_token
     from upload.facts import copyright_of
     from upload.license import write_license
     from upload.secret_scan import check_secrets
 
     native, known = one.publication.native, stage.read_record(one.folder)
-    token = None
-    with suppress(AuthError):  # a dry run needs no token; a push has checked it
-        token = stored_token()
     with whole(one.folder) as folder:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
@@ -314,7 +315,8 @@ def prepare(args: Namespace, one: Plan) -> None:
         one.files = stage.files_of(folder)
         card.gate(text, set(one.files))
         answers = [one.source.place.answers] if args.publish_chat_questions else []
-        check_secrets(folder, token, quoted=[one.source.place.samples, *answers])
+        origin = partial(stage.staged_from, one.source, license_file=args.license_file)
+        check_secrets(folder, known_token(), [one.source.place.samples, *answers], origin)
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
         stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
     page = stage.page_of(one.folder)
@@ -585,11 +587,27 @@ def say(word: str, line: str) -> None:
     print(f"{word:<10}{line}", flush=True)
 
 
+def known_token() -> str | None:
+    """Return the token of the environment or of `hf auth login`, if it can be read: a dry run needs none."""
+    from upload.arguments import AuthError, stored_token
+
+    with suppress(AuthError):
+        return stored_token()
+    return None
+
+
 def say_questions(questions: list[str], *, published: bool) -> None:
     """Print which questions of the run's chats are published, or left out."""
     from gpt2small_hf.report.tables import one_line
+    from upload.secret_scan import has_secret
 
-    named = ", ".join(f'"{one_line(question, 60)}"' for question in questions)
+    token = known_token()
+    named = ", ".join(
+        "(not printed: it has what looks like a secret)"
+        if has_secret(question, token)
+        else f'"{one_line(question, 60)}"'
+        for question in questions
+    )
     if published:
         say("included", f"prompts from the run's chats, with the model's answers: {named}")
     else:

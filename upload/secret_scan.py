@@ -13,12 +13,12 @@ import mmap
 import re
 import zlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from html import unescape
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gpt2small_hf.errors import UsageError
 from upload.secret_values import is_secret_value
@@ -36,6 +36,8 @@ REPLACED = "betterleaks.generic-credential-uri"
 """A rule of Kingfisher that takes `https://user:password@host` of a manual for a secret; ours does not."""
 CONTEXT = 200
 """Bytes before and after a value that decide whether it is a secret."""
+MOST_PLACES = 5
+"""Listed in a message."""
 MOST_TEXT = 2**22
 """Bytes of a compressed text that are read."""
 
@@ -43,33 +45,54 @@ Found = tuple[str, str]
 """What it looks like, and where."""
 
 
-def check_secrets(folder: Path, token: str | None = None, quoted: Collection[Path] = ()) -> None:
+def check_secrets(
+    folder: Path, token: str | None = None, quoted: Collection[Path] = (), origin: Callable[[str], object] = str
+) -> None:
     """Refuse a staged folder with a secret in it.
 
     Args:
         folder: what is published.
         token: the token in use, which is looked for whatever its form.
         quoted: files elsewhere of which the card shows parts, cut to length.
+        origin: from the name of a staged file to the file that it was made from, which the message names.
 
-    Raises: UsageError that names file, kind and place, never the secret.
+    Raises: UsageError that names files, kinds and places, never a secret.
     """
-    token = token if token and len(token) >= SHORTEST_TOKEN else None
-    # The card last: what is in it is from the other files.
-    staged = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.name == "README.md", p))
-    for path in [*staged, *(path for path in quoted if path.is_file())]:
-        if (found := secret_in(path, token)) is not None:
-            what, where = found
-            name = path.relative_to(folder) if path.is_relative_to(folder) else path
-            raise UsageError(
-                f"{name} holds what looks like {what} ({where}). Take it out of the file that it was staged from, "
-                "revoke it where it was made, and push again."
-            )
+    staged = sorted(path for path in folder.rglob("*") if path.is_file())
+    found: dict[str, list[str]] = {}
+    # The card last: what is in it is mostly from the other files.
+    for path in sorted(
+        [*staged, *(path for path in quoted if path.is_file())], key=lambda path: path.name == "README.md"
+    ):
+        name = origin(path.relative_to(folder).as_posix()) if path.is_relative_to(folder) else path
+        places: dict[str, list[str]] = {}
+        for what, where in secrets_in(path, token):
+            places.setdefault(what, []).append(f"{name} ({where})")
+        for what in places if path.name != "README.md" else places.keys() - found.keys():
+            found.setdefault(what, []).extend(places[what])
+    if found:
+        listed, rest = [], MOST_PLACES
+        for what, named in found.items():
+            if rest:
+                listed.append(f"{what} in {', '.join(named[:rest])}")
+            rest = max(0, rest - len(named))
+        if (more := sum(map(len, found.values())) - MOST_PLACES) > 0:
+            listed.append(f"and {more:,} more")
+        raise UsageError(
+            f"found what looks like {'; '.join(listed)}. Take it out there, revoke it where it was made, and push "
+            "again."
+        )
 
 
-def check_words(words: str) -> None:
-    """Raise: UsageError if what is to be published as a title has a secret."""
-    if (found := _scan(words.encode())) is not None:
-        raise UsageError(f"--message holds what looks like {found[0]}. Write another, and revoke it where it was made.")
+def check_words(flag: str, words: str) -> None:
+    """Raise: UsageError if the value of a flag, which is published, has a secret."""
+    if found := _scan(words.encode()):
+        raise UsageError(f"{flag} holds what looks like {found[0][0]}. Write another, and revoke it where it was made.")
+
+
+def has_secret(text: str, token: str | None = None) -> bool:
+    """Whether a text has the token in use or a secret of any known form, so that it must not be printed."""
+    return bool(_in_texts([("", text)], token))
 
 
 def is_secret(text: str) -> bool:
@@ -77,21 +100,26 @@ def is_secret(text: str) -> bool:
     return any(_findings(_ours(), text.encode(errors="replace")))
 
 
-def secret_in(path: Path, token: str | None = None) -> Found | None:
-    """Find the first secret in a file, as it is or as it is read; None if there is none."""
+def secrets_in(path: Path, token: str | None = None) -> list[Found]:
+    """Find the secrets in a file, as it is read or, if that shows none, as it is; one for each place."""
     if not path.stat().st_size:
-        return None
+        return []
+    if found := _in_texts([*texts(path)], token):
+        return [(what, "in a name" if has_secret(where, token) else where) for what, where in found]
     at = "byte" if path.suffix in BINARY else "line"
-    if token is not None and (start := _find(path, token.encode())) is not None:
+    if is_token(token) and (start := _find(path, token.encode())) is not None:
         line = path.read_bytes()[:start].count(b"\n") + 1 if at == "line" else 0
-        return "the Hugging Face token in use", f"byte {start:,}" if at == "byte" else f"line {line:,}"
+        return [("the Hugging Face token in use", f"byte {start:,}" if at == "byte" else f"line {line:,}")]
     if at == "byte":  # hundreds of megabytes of weights are not read into memory
-        found = next(((what, place["start_offset"]) for what, place in _findings(_ours(), path)), None)
+        hits = [(what, place["start_offset"]) for what, place in _findings(_ours(), path)]
     else:
-        found = _scan(path.read_bytes())
-    if found is not None:
-        return found[0], f"{at} {found[1]:,}"
-    return _scan_texts([*texts(path)], token)
+        hits = _scan(path.read_bytes())
+    return [(what, f"{at} {start:,}") for what, start in hits]
+
+
+def is_token(token: str | None) -> TypeGuard[str]:
+    """Whether it is long enough not to be part of any text."""
+    return token is not None and len(token) >= SHORTEST_TOKEN
 
 
 def _find(path: Path, wanted: bytes) -> int | None:
@@ -130,24 +158,25 @@ def _findings(scanner: Scanner, content: bytes | Path) -> Iterator[tuple[str, di
             yield one.rule_name if known else f"a secret ({re.split('[./]', one.rule_id)[-1]})", one.location
 
 
-def _scan(text: bytes) -> tuple[str, int] | None:
-    """Find the first secret in a text: what it looks like, and its line."""
+def _scan(text: bytes) -> list[tuple[str, int]]:
+    """Find the lines of a text that have a secret: what it looks like, and the line's number."""
     # Kingfisher's rules want a quote or space after most tokens, which Markdown and sentences do not give them.
     bare = re.sub(rb"[^\w\s./+=:@%&?~#\"'`-]", b" ", text)
+    found: dict[int, str] = {}
     for scanner, content in ((_ours(), text), (_theirs(), text), (_theirs(), bare)):
         for what, place in _findings(scanner, content):
-            return what, place["line"]
-    return None
+            found.setdefault(place["line"], what)
+    return [(what, line) for line, what in sorted(found.items())]
 
 
-def _scan_texts(found: list[tuple[str, str]], token: str | None) -> Found | None:
-    """Find the first secret in texts with names."""
-    for where, text in found:
-        if token is not None and token in text:
-            return "the Hugging Face token in use", where
-    lines = [text.count("\n") + len(APART) for _, text in found]
-    hit = _scan(APART.join(text for _, text in found).encode(errors="replace"))
-    return hit and (hit[0], found[bisect_right([*accumulate(lines)], hit[1] - 1)][0])
+def _in_texts(named: list[tuple[str, str]], token: str | None) -> list[Found]:
+    """Find the secrets in texts with names: what each looks like, and the name; one for each text."""
+    in_use = "the Hugging Face token in use"
+    found = {where: in_use for where, text in named if is_token(token) and token in text}
+    ends = [*accumulate(text.count("\n") + len(APART) for _, text in named)]
+    for what, line in _scan(APART.join(text for _, text in named).encode(errors="replace")):
+        found.setdefault(named[bisect_right(ends, line - 1)][0], what)
+    return [(what, where) for where, what in found.items()]
 
 
 # ---- what files encode ----------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from upload.checks import (
     code_files,
     weight_files,
 )
+from upload.license import TEXT
 from upload.privacy import chat_questions, public_ids, scrubbed, without_prompts
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 
@@ -126,6 +127,16 @@ def _results(source: Source, folder: Path, questions: list[str], public: set[str
         if path.is_file():
             (folder / "charts").mkdir(exist_ok=True)
             shutil.copyfile(path, folder / "charts" / path.name)
+
+
+def staged_from(source: Source, name: str, *, license_file: Path | None = None) -> Path | str:
+    """Return the file that a staged file was made from; for the card, what it is written from."""
+    if name == "README.md":
+        return "README.md rendered from model_card.j2 and the flags"
+    if name == TEXT and license_file is not None:
+        return license_file
+    folders = (source.root, *filter(None, (source.adapter,)), source.model)
+    return next((folder / name for folder in folders if (folder / name).is_file()), name)
 
 
 def files_of(folder: Path) -> Files:

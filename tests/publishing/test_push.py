@@ -282,7 +282,7 @@ def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatc
             "model.safetensors: model.norm.weight has values that are not finite, so the model is broken",
         ),
         (import_ours, "gpt.py imports gpt2small_hf.errors, which strangers do not have"),
-        (plant_a_token, "evaluation/completions.json holds what looks like a Hugging Face token (line "),
+        (plant_a_token, "found what looks like a Hugging Face token in runs/short/evaluation/completions.json ("),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -335,15 +335,15 @@ def in_what_it_wrote_on_the_way(root: Path) -> None:
 @pytest.mark.parametrize(
     ("plant", "where"),
     [
-        (in_json("model/config.json"), "config.json"),
-        (in_json("model/generation_config.json"), "generation_config.json"),
-        (in_json("model/tokenizer_config.json"), "tokenizer_config.json"),
+        (in_json("model/config.json"), "model/config.json"),
+        (in_json("model/generation_config.json"), "model/generation_config.json"),
+        (in_json("model/tokenizer_config.json"), "model/tokenizer_config.json"),
         (in_json("resolved.json"), "resolved.json"),
         (in_json("evaluation/heldout.json"), "evaluation/heldout.json"),
-        (in_code, "gpt.py"),
+        (in_code, "model/gpt.py"),
         (in_a_picture, "charts/loss.png"),
-        (in_the_weights_own_header, "model.safetensors"),
-        (in_what_it_wrote_on_the_way, "README.md"),
+        (in_the_weights_own_header, "checkpoints/checkpoint-10/model.safetensors"),
+        (in_what_it_wrote_on_the_way, "samples.jsonl"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -357,7 +357,7 @@ def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny
     with pytest.raises(UsageError) as refusal:
         publish(parse_arguments(["runs/short", REPO, "--dry_run", "--allow_modified_code"]))
     said = str(refusal.value)
-    assert said.startswith(f"{where} holds what looks like a Hugging Face token (")
+    assert said.startswith(f"found what looks like a Hugging Face token in runs/short/{where} (")
     assert "revoke it where it was made" in said
     assert SECRET not in said
     assert not Path("runs/short/staged").exists()
@@ -368,7 +368,7 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
     add_line(run.model / "gpt.py", f"# {TOKEN}")
     done = push(*QUICK, "--allow_modified_code")
     assert done.status == 2
-    assert done.refusal.startswith("gpt.py holds what looks like the Hugging Face token in use (line ")
+    assert done.refusal.startswith("found what looks like the Hugging Face token in use in runs/short/model/gpt.py (")
     assert hub.requests == []
 
 

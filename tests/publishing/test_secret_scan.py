@@ -18,7 +18,8 @@ from conftest import REPOSITORY
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.tables import escaped
 from gpt2small_hf.runs.files import write_json, write_jsonl
-from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, is_secret, secret_in
+from upload.push import say_questions
+from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, is_secret, secrets_in
 from upload.source import find
 from upload.stage import stage
 
@@ -275,11 +276,11 @@ def test_each_form_of_secret_is_found_in_each_place(place, tmp_path):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     put(path, "nothing of the kind")
-    assert secret_in(path) is None
+    assert secrets_in(path) == []
     missed = []
     for form, secret in FORMS.items():
         put(path, secret)
-        if secret_in(path) is None:
+        if not secrets_in(path):
             missed.append(form)
     assert missed == []
 
@@ -292,7 +293,7 @@ def test_forms_with_values_that_the_rules_were_not_written_with_are_found(tmp_pa
     for (form, secret), place in zip(forms(SEEDS[1]).items(), cycle(PLACES), strict=False):
         name, put = PLACES[place]
         put(tmp_path / name, secret)
-        if secret_in(tmp_path / name) is None:
+        if not secrets_in(tmp_path / name):
             missed.append((form, place))
     assert missed == []
 
@@ -308,7 +309,7 @@ def test_refusal_names_file_kind_and_place_and_not_the_secret(form, tmp_path):
         said = str(refused.value)
         assert refused.value.status == 2
         assert re.match(
-            rf"{re.escape(name)} holds what looks like an? [^()]+(\([\w-]+\))? ?\([^()]+\)\. Take it out", said
+            rf"found what looks like an? [^()]+(\([\w-]+\))? ?in {re.escape(name)} \([^()]+\)[.;,].* Take it out", said
         )
         assert "revoke it where it was made" in said
         assert not any(FORMS[form][at : at + 8] in said for at in range(12, len(FORMS[form]) - 8)), said
@@ -324,7 +325,7 @@ def test_token_in_use_is_found_in_each_place_whatever_it_looks_like(place, tmp_p
     put(path, token)
     with pytest.raises(UsageError) as refused:
         check_secrets(tmp_path, token)
-    assert str(refused.value).startswith(f"{name} holds what looks like the Hugging Face token in use (")
+    assert str(refused.value).startswith(f"found what looks like the Hugging Face token in use in {name} (")
     assert token not in str(refused.value)
     for none in (None, "", "a" * (SHORTEST_TOKEN - 1)):  # a shorter one may be part of any text
         check_secrets(tmp_path, none)
@@ -342,8 +343,7 @@ def test_place_of_a_secret_is_its_line_byte_or_name(tmp_path):
     ):
         path = tmp_path / name
         path.write_text(content)
-        found = secret_in(path)
-        assert found == ("a Hugging Face token", where)
+        assert secrets_in(path) == [("a Hugging Face token", where)]
 
 
 @pytest.mark.parametrize("block", [2**16, 2**20])
@@ -353,7 +353,7 @@ def test_secret_among_numbers_is_found_wherever_it_is(block, tmp_path):
         secret = b"\0" + FORMS[form].encode() + b"\0"
         before = block - len(secret) // 2
         (tmp_path / "model.safetensors").write_bytes(b"\xbf" * before + secret + b"\xbf" * block)
-        assert secret_in(tmp_path / "model.safetensors") is not None, form
+        assert secrets_in(tmp_path / "model.safetensors"), form
 
 
 def test_files_that_the_card_quotes_are_scanned_where_they_are(tmp_path):
@@ -361,15 +361,43 @@ def test_files_that_the_card_quotes_are_scanned_where_they_are(tmp_path):
     samples = tmp_path / "samples.jsonl"
     check_secrets(tmp_path / "staged", quoted=[samples])  # there are none
     in_lines(samples, FORMS["Hugging Face"])
-    with pytest.raises(UsageError, match=r"samples\.jsonl holds what looks like a Hugging Face token \(line 2\)"):
+    with pytest.raises(UsageError, match=r"a Hugging Face token in \S+/samples\.jsonl \(line 2\.\w+\)"):
         check_secrets(tmp_path / "staged", quoted=[samples])
 
 
 def test_title_with_a_secret_is_refused():
-    check_words("Publish tiny step 2,500 (held-out loss 3.141)")
+    check_words("--message", "Publish tiny step 2,500 (held-out loss 3.141)")
     for secret in FORMS.values():
         with pytest.raises(UsageError, match="--message holds what looks like"):
-            check_words(f"Publish {secret} step 10")
+            check_words("--message", f"Publish {secret} step 10")
+
+
+def test_refusal_names_up_to_five_places_by_the_files_they_come_from(tmp_path):
+    token = FORMS["Hugging Face"]
+    (tmp_path / "staged").mkdir()
+    told = {"run": {"prompts": [f"{token} a", "no secret", token]}, "key": FORMS["AWS access key"]}
+    (tmp_path / "staged" / "resolved.json").write_text(json.dumps(told))
+    (tmp_path / "staged" / "README.md").write_text(f"# A\n\n{token}\n{FORMS['Google API']}\n")
+    write_jsonl(tmp_path / "samples.jsonl", [{"prompt": token}] * 4)
+    with pytest.raises(UsageError) as refused:
+        check_secrets(tmp_path / "staged", None, [tmp_path / "samples.jsonl"], lambda name: f"runs/a/{name}")
+    said = str(refused.value)
+    assert (
+        "a Hugging Face token in runs/a/resolved.json (run.prompts[0]), runs/a/resolved.json (run.prompts[2])" in said
+    )
+    assert len(re.findall(r"\((run|key|line)\b", said)) == 5, said
+    assert "README.md (line 3)" not in said  # it is of the prompts
+    assert re.search(r"; and \d more\. Take it out", said)
+    assert not any(secret in said for secret in FORMS.values())
+
+
+@pytest.mark.parametrize("secret", [FORMS["Hugging Face"], FORMS["Slack webhook"], "my.own+token"])
+def test_question_with_a_secret_is_not_printed(secret, capsys, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "my.own+token")
+    say_questions(["Who are you?", f"Is {secret} mine?"], published=False)
+    out = capsys.readouterr().out
+    assert '"Who are you?", (not printed: it has what looks like a secret)' in out
+    assert secret not in out
 
 
 # ---- what is none ----------------------------------------------------------------------------------------------------
@@ -450,6 +478,6 @@ def test_damaged_files_are_scanned_as_bytes(tmp_path):
         ("README.md", b"\xff\xfe"),
     ):
         (tmp_path / name).write_bytes(content)
-        assert secret_in(tmp_path / name) is None
+        assert secrets_in(tmp_path / name) == []
         (tmp_path / name).write_bytes(content + b"\n" + FORMS["Hugging Face"].encode() + b"\n")
-        assert secret_in(tmp_path / name) is not None, name
+        assert secrets_in(tmp_path / name), name
