@@ -1,4 +1,4 @@
-"""README cannot rot: every block is run here or by CI, or at least parsed, as the mark above it says."""
+"""Every code block of README and docs/ is run here or by CI, or at least parsed, as the mark above it says."""
 
 import os
 import re
@@ -15,15 +15,18 @@ from gpt2small_hf.training.arguments import parse_arguments
 from upload.arguments import parse_arguments as push_arguments
 from upload.facts import MINIMUM_TRANSFORMERS
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+README, *GUIDES = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
 # A mark is a comment on the line above the block: what it is for, then how it is kept true.
-BLOCKS = re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", README, flags=re.DOTALL)
+BLOCKS = [
+    block for text in TEXTS for block in re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", text, re.DOTALL)
+]
 WITH_COMPAT = "test, with the extra compat"
-RUN_HERE = [block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)]
+RUN_HERE = list(dict.fromkeys(block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)))
 # What needs more than an offline CPU and some minutes, or files that are the reader's.
 MORE = {"needs the Hub", "needs a GPU", "an hour", "needs a second terminal", "needs your data", "needs runs/tiny"}
-OF_CI = {"ci: main job", "ci: tests", "ci: chat", "ci: talk", "ci: share"}
-PARSED = [(language, code) for mark, language, code in BLOCKS if mark in MORE | OF_CI]
+OF_CI = {"ci: install", "ci: main job", "ci: tests", "ci: chat", "ci: talk", "ci: share"}
+PARSED = list(dict.fromkeys((language, code) for mark, language, code in BLOCKS if mark in MORE | OF_CI))
 
 
 def test_every_block_says_how_it_is_kept_true():
@@ -40,7 +43,7 @@ def test_a_block_runs(mark, language, code, tiny_run, tmp_path):
     """In a folder that has the checkout's files and a finished run called `tiny`."""
     if mark == WITH_COMPAT:
         pytest.importorskip("peft")
-    for name in ("train.py", "upload", "examples", "README.md", "CONTRIBUTING.md"):
+    for name in ("train.py", "upload", "examples", "docs", "README.md", "CONTRIBUTING.md"):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "runs").mkdir()
     shutil.copytree(tiny_run.root, tmp_path / "runs" / "tiny")  # a block may write into it
@@ -103,4 +106,15 @@ def test_a_mistake_in_the_example_that_loads_a_model_is_one_line(words, complain
 def test_the_least_transformers_that_a_card_names_is_the_one_that_ci_and_readme_try():
     script = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert f"python tests/compat/versions.py {MINIMUM_TRANSFORMERS}\n" in script
-    assert f"unmodified under transformers {MINIMUM_TRANSFORMERS} and later" in README
+    assert f"unmodified under transformers {MINIMUM_TRANSFORMERS} and later" in "".join(GUIDES)
+
+
+@pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert missing == []
+
+
+def test_readme_fits_on_two_hundred_lines():
+    assert len(README.splitlines()) <= 200
