@@ -236,7 +236,8 @@ def report(words: list[str]) -> None:
     (args,) = parser.fill(words)
     for root in args.RUN:
         check_run(RunFolder(root))
-    from gpt2small_hf.report.page import Run, write_reports
+    from gpt2small_hf.report.page import write_reports
+    from gpt2small_hf.runs.reader import Run
 
     write_reports([Run(RunFolder(root)) for root in args.RUN])
 

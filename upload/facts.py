@@ -20,19 +20,17 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.report.page import (
     Ladder,
-    Run,
     held_out,
     ladders,
-    logged_tokens,
     lora,
     prompts_line,
-    tokens_of,
     trained_parameters,
 )
 from gpt2small_hf.report.sweep import SweepFolder, six
 from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
+from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed

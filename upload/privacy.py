@@ -15,9 +15,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.runs.layout import HUB_ID
+from gpt2small_hf.runs.reader import Run
 from upload.secret_scan import is_secret
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"

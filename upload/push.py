@@ -171,8 +171,8 @@ def read_published(path: Path) -> dict[str, Any]:
 def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     from gpt2small_hf.errors import UsageError
-    from gpt2small_hf.report.page import Run
     from gpt2small_hf.runs.layout import RunFolder
+    from gpt2small_hf.runs.reader import Run
     from upload.facts import Publication
     from upload.license import License
     from upload.source import checkpoints

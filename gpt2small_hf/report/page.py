@@ -5,18 +5,14 @@ Everything is read from the run's files; pictures are `charts.py`'s, tables `tab
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
@@ -31,8 +27,8 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
-from gpt2small_hf.runs.files import read_json, read_jsonl, whole
-from gpt2small_hf.runs.layout import RunFolder, check_run, checkpoints_in, number_of
+from gpt2small_hf.runs.files import read_json, whole
+from gpt2small_hf.runs.reader import Run
 
 MOST_RUNGS = 8
 """Of a ladder."""
@@ -55,103 +51,6 @@ def write_reports(runs: Sequence[Run]) -> None:
         print(f"{console_table(header, rows, text=(0, len(header) - 1))}\n")
     print("\n".join(wrote))
     print(f"next: {next_command(runs[0])}")
-
-
-class Run:
-    """What the files of a run tell."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        """Read them.
-
-        Raises: UsageError if it is not a run folder, or a file in it is broken.
-        """
-        check_run(folder)
-        self.folder = folder
-        self.name = folder.root.resolve().name
-        self.resolved: dict[str, Any] = read_json(folder.resolved)
-        self.metrics = _lines(folder.metrics)
-        self.train = [row for row in self.metrics if "loss" in row]
-        self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
-        self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
-        # A killed run may leave a newer checkpoint that was not written to its end.
-        self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
-        self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
-        # Runs that saved no samples on the way have at least those of the finished model.
-        self.samples = _lines(folder.samples) or [
-            {"step": self.step, **completion}
-            for completion in (read_json(folder.completions)["completions"] if folder.completions.is_file() else [])
-        ]
-
-    @property
-    def tokens(self) -> int | None:
-        """Training tokens seen so far, if they were counted."""
-        logged = logged_tokens(self.metrics)
-        if self.newest is None or number_of(self.newest) <= self.logged_step:
-            return logged
-        return max(logged or 0, tokens_of(self.newest)) or None
-
-    def usual(self, name: str) -> float | None:
-        """The median of what was logged under a name, if anything was."""
-        found = values(self.train, name)
-        return float(np.nanmedian(found)) if np.isfinite(found).any() else None
-
-    @cached_property
-    def n_parameters(self) -> int | None:
-        """Parameters of the saved model, a tied head counted once; None while nothing is saved."""
-        saved = [self.folder.model / "model.safetensors", *self.folder.checkpoints.glob("*/model.safetensors")]
-        for path in saved:
-            try:
-                with path.open("rb") as file:  # length of the header, then the header: JSON with each tensor's shape
-                    header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            except (OSError, ValueError):
-                continue
-            return sum(int(np.prod(entry["shape"])) for name, entry in header.items() if name != "__metadata__")
-        return None
-
-    @property
-    def chats(self) -> dict[str, Any] | None:
-        """Of a run on chats: its settings for them."""
-        return self.resolved.get("chat")
-
-    @cached_property
-    def answers(self) -> Rows:
-        """The finished model's answers to held-out questions, of a run on chats."""
-        return _lines(self.folder.answers)
-
-    @property
-    def measured(self) -> dict[str, Any] | None:
-        """The results on held-out data; None if the run is not finished, or nothing was held out."""
-        return self.heldout if self.heldout is not None and "after" in self.heldout else None
-
-    @property
-    def measured_on(self) -> tuple[Any, ...] | None:
-        """What two held-out losses must have in common to be compared: text, rows and their length."""
-        if self.heldout is None:
-            return None
-        return (self.resolved["data"]["fingerprint"], *self.heldout["rows"].values())
-
-
-def logged_tokens(rows: Rows) -> int | None:
-    """Return the training tokens up to the last of some lines of the log; None if none has them."""
-    return next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
-
-
-def tokens_of(checkpoint: Path) -> int:
-    """Return the training tokens up to a checkpoint, logged or not; 0 if an earlier version did not count them."""
-    logged = read_json(checkpoint / "trainer_state.json")["num_input_tokens_seen"]
-    return logged + sum(read_json(path).get("tokens", 0) for path in checkpoint.glob("guard_*.json"))
-
-
-def _is_readable(checkpoint: Path) -> bool:
-    try:
-        tokens_of(checkpoint)
-    except (UsageError, OSError, LookupError, TypeError, AttributeError):
-        return False
-    return True
-
-
-def _lines(path: Path) -> Rows:
-    return read_jsonl(path) if path.is_file() else []
 
 
 # ---- what a page says -------------------------------------------------------------------------------------------

@@ -43,11 +43,11 @@ from matplotlib.figure import Figure
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
-from gpt2small_hf.report.page import Run
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
 from gpt2small_hf.runs.files import read_json, whole, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
+from gpt2small_hf.runs.reader import Run
 
 CONFIDENCE = 0.95
 

@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import Run, as_markdown, facts, status, trained_parameters
+from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.budget import flops_per_token
 from gpt2small_hf.training.material import sources_of
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render

@@ -21,10 +21,10 @@ from transformers import AutoTokenizer
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.report.page import Run
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, whole, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
+from gpt2small_hf.runs.reader import Run
 from upload.arguments import parse_arguments
 from upload.card import render
 from upload.checks import CODE

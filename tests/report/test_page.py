@@ -13,10 +13,11 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.__main__ import main as door
 from gpt2small_hf.commands import report as main
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.report.page import Run, comparison_rows, ladders, loss_then, rungs, status, troubles
+from gpt2small_hf.report.page import comparison_rows, ladders, loss_then, rungs, status, troubles
 from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.reader import Run
 from report.test_tables import cells, rendered
 
 

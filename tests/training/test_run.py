@@ -18,11 +18,12 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError, UsageError
-from gpt2small_hf.report.page import Run, as_markdown, as_text
+from gpt2small_hf.report.page import as_markdown, as_text
 from gpt2small_hf.report.tables import escaped, worse_line
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from upload.arguments import parse_arguments as push_arguments
