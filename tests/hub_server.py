@@ -466,8 +466,7 @@ class HubServer:
     part_bytes = 20 * 2**20  # LFS files above this go up in parts of this size
     page_size = 1000  # entries of a tree or history per page
 
-    def __init__(self, port: int = 0) -> None:
-        self._port = port  # 0: any that is free
+    def __init__(self) -> None:
         self.users = {TOKEN: User("you"), READ_TOKEN: User("you", "read"), STRANGER_TOKEN: User("stranger")}
         self.repos: dict[str, Repo] = {}
         self.collections: dict[str, dict] = {}
@@ -484,7 +483,7 @@ class HubServer:
     def __enter__(self) -> "HubServer":
         self._folder = tempfile.TemporaryDirectory(prefix="hub-")
         self._store = Path(self._folder.name)
-        self._server = Server(("127.0.0.1", self._port), Handler)
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.hub = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()

@@ -1,8 +1,8 @@
 """`python upload/push.py` against the Hub of the tests: the fixtures of test_push.py and test_hub.py in publishing/.
 
 A push is half a second of work after four of imports. So one process imports, waits, and forks for each command, whose
-arguments, folder, streams, exit status and death are its own. What the Hub's client reads once, at import, it shares
-with the others: `HF_ENDPOINT`, `HF_HOME`, no `HF_HUB_OFFLINE`, no Xet. A command for which these matter starts cold.
+arguments, folder, streams, exit status, death and `HF_ENDPOINT` are its own. What else the Hub's client reads once, at
+import, it shares with the others: `HF_HOME`, no `HF_HUB_OFFLINE`, no Xet. A command for which these matter starts cold.
 
 PYTEST_DONT_REWRITE: test files import this one before they name it as a plugin.
 """
@@ -10,18 +10,15 @@ PYTEST_DONT_REWRITE: test files import this one before they name it as a plugin.
 import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,8 @@ REPO = "you/tiny"
 OF_HUB = {".gitattributes": GITATTRIBUTES}
 """Path → content of what the Hub puts into a new repository."""
 ENOUGH_SECONDS = 300
+NOWHERE = "http://127.0.0.1:1"
+"""An address at which no server listens."""
 
 FAST = "upload.client.WAITS = (0.01,) * 4"
 """Calls are repeated at once."""
@@ -45,6 +44,7 @@ import gc, json, os, runpy, sys
 push, then = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(push)))
 import upload.card, upload.client, upload.hub, upload.secret_scan, upload.source, upload.stage, upload.verify
+from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 upload.secret_scan.check_words("", "")  # compiles the rules
 exec(then)
@@ -59,6 +59,10 @@ for line in sys.stdin:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    constants.HUGGINGFACE_CO_URL_TEMPLATE = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(
+        constants.ENDPOINT, environment["HF_ENDPOINT"]
+    )
+    constants.ENDPOINT = environment["HF_ENDPOINT"]
     for number, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
     sys.argv = [push, *words]
@@ -120,13 +124,11 @@ class Command:
 
 
 class Waiting:
-    """The process that has imported what a push needs; it talks to servers at `port`."""
+    """The process that has imported what a push needs."""
 
     def __init__(self, home: Path, *, xet: bool = False, more: dict[str, str] | None = None, then: str = FAST) -> None:
         """Start it, with `more` variables, and execute Python code `then`."""
-        # Below the ports that systems give to clients, or one of these could take it between two tests.
-        self.port = next(port for port in random.sample(range(20_000, 30_000), 100) if is_free(port))
-        self.environment = {**environment(f"http://127.0.0.1:{self.port}", home, xet=xet), **(more or {})}
+        self.environment = {**environment(NOWHERE, home, xet=xet), **(more or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-c", WAITING, str(PUSH), then],
             env=self.environment,
@@ -138,7 +140,7 @@ class Waiting:
         self.latest: Command | None = None
 
     def start(self, words: list[str], folder: Path, given: dict[str, str], out: Path, err: Path) -> Command:
-        """Fork for a command, one at a time."""
+        """Fork for a command, one at a time, with variables `given` it alone; `HF_ENDPOINT` is one of them."""
         if self.latest is not None:
             self.latest.kill()
         assert self.process.stdin is not None
@@ -155,16 +157,6 @@ class Waiting:
     def end(self) -> None:
         """End it."""
         self.process.communicate(timeout=60)
-
-
-def is_free(port: int) -> bool:
-    """Whether a server can listen there."""
-    with closing(socket.socket()) as line:
-        try:
-            line.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def environment(url: str, home: Path, *, xet: bool) -> dict[str, str]:
@@ -190,7 +182,7 @@ class Push:
         out.touch(), err.touch()
         given = {**given, **({"HF_TOKEN": token} if token else {})}
         if self.waiting is not None and not cold:
-            return self.waiting.start(list(words), self.place, given, out, err)
+            return self.waiting.start(list(words), self.place, {**given, "HF_ENDPOINT": self.url}, out, err)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, str(PUSH), *words],
@@ -242,9 +234,9 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
 
 
 @pytest.fixture
-def hub(waiting: Waiting) -> Iterator[HubServer]:
+def hub() -> Iterator[HubServer]:
     """An empty Hub; it must be asked nothing that it does not know, and storage must see no token."""
-    with HubServer(waiting.port) as hub:
+    with HubServer() as hub:
         yield hub
         assert hub.unknown_routes == []
         assert hub.leaks == []

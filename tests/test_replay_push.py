@@ -41,7 +41,7 @@ def test_a_push_that_failed_completes_when_given_again(place: Place, name: str) 
 
 
 def test_a_mixture_of_files_and_a_second_commit_are_found(place: Place, tmp_path: Path) -> None:
-    with HubServer(place.waiting.port) as hub:
+    with HubServer() as hub:
         attempt = Attempt(place, SCENARIOS["new"], hub, tmp_path)
         done, _ = attempt.push()
         assert (done.status, attempt.check(complete=True)) == (0, [])

@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conftest import run_train, tiny_words
 from hub_server import CALLS, TOKEN, HubServer
-from pushing import OF_HUB, Command, Done, Waiting, contents
+from pushing import NOWHERE, OF_HUB, Command, Done, Waiting, contents
 
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import read_json
@@ -312,14 +312,17 @@ class Place:
         environment = {**TIME_OUTS, "WAITED": str(root / "waited")}
         self.waiting = waiting or Waiting(root / "home", xet=transport == "xet", more=environment, then=SHORT_WAITS)
 
-    def start(self, words: list[str], folder: Path) -> Command:
-        """Start a push. Each has a home of its own, because hf_xet remembers there what a server has."""
+    def start(self, words: list[str], folder: Path, url: str = NOWHERE) -> Command:
+        """Start a push to the Hub at `url`.
+
+        Each has a home of its own, because hf_xet remembers there what a server has.
+        """
         self.count += 1
         out, err, home, waited = (self.root / f"{name}{self.count}" for name in ("out", "err", "home", "waited"))
         home.mkdir()
         for path in (out, err, waited):
             path.touch()
-        given = {"HF_TOKEN": TOKEN, "HF_HOME": str(home), "WAITED": str(waited)}
+        given = {"HF_ENDPOINT": url, "HF_TOKEN": TOKEN, "HF_HOME": str(home), "WAITED": str(waited)}
         return self.waiting.start(words, folder, given, out, err)
 
     def waited(self) -> float:
@@ -372,7 +375,7 @@ class Attempt:
 
     def push(self) -> tuple[Done, float]:
         """Push to the end. Returns: also the seconds that it takes with real waits."""
-        done = self.place.start(self.scenario.words.split(), self.folder).wait()
+        done = self.place.start(self.scenario.words.split(), self.folder, self.hub.url).wait()
         return done, done.seconds + self.place.waited()
 
     def expected(self, repo: str, ref: str) -> dict[str, bytes]:
@@ -475,12 +478,12 @@ def refusal(done: Done) -> list[str]:
 def replay(place: Place, case: Case) -> Found:
     """Run a case."""
     found, scenario = Found(), SCENARIOS[case.scenario]
-    with tempfile.TemporaryDirectory(dir=place.root) as folder, HubServer(place.waiting.port) as hub:
+    with tempfile.TemporaryDirectory(dir=place.root) as folder, HubServer() as hub:
         attempt = Attempt(place, scenario, hub, Path(folder))
         if case.fault in KILLED:
             method, path = CALLS[case.call]
             pause = hub.pause(path, method, case.after, when_done=KILLED[case.fault])
-            command = place.start(scenario.words.split(), attempt.folder)
+            command = place.start(scenario.words.split(), attempt.folder, hub.url)
             command.reach(pause)
             command.kill()
             if KILLED[case.fault]:

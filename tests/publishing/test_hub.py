@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
-from pushing import REPO, Done, Push, asked, contents, published, sent_bytes
+from pushing import NOWHERE, REPO, Done, Push, asked, contents, published, sent_bytes
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, sha256
@@ -185,9 +185,9 @@ def test_a_silent_storage_of_xet_ends_the_push_in_one_line(hub, push, run):
 
 
 def test_a_hub_that_is_not_there_is_said_at_once(waiting, run, tmp_path):
-    done = Push("", waiting, tmp_path)(*QUICK)
+    done = Push(NOWHERE, waiting, tmp_path)(*QUICK)
     assert done.status == 4
-    assert done.refusal.startswith(f"asking whose the token is: no connection to http://127.0.0.1:{waiting.port} (")
+    assert done.refusal.startswith(f"asking whose the token is: no connection to {NOWHERE} (")
     assert done.refusal.endswith("Run the same command to continue.")
     assert done.seconds < 20
 
