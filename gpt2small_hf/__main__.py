@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import sys
 
-from gpt2small_hf import commands
 from gpt2small_hf.errors import UsageError, open_door
 
 COMMANDS = {
@@ -34,7 +34,7 @@ def main() -> None:
     if not words or words[0] in ("-h", "--help"):
         print(HELP)
     elif words[0] in COMMANDS:
-        getattr(commands, words[0])(words[1:])
+        importlib.import_module(f"gpt2small_hf.commands.{words[0]}").main(words[1:])
     else:
         near = difflib.get_close_matches(words[0], COMMANDS, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Commands: {', '.join(COMMANDS)}."

@@ -20,7 +20,7 @@ from gpt2small_hf.training.material import gather
 from gpt2small_hf.training.resume import is_whole, steps_of_branch
 
 if TYPE_CHECKING:
-    from gpt2small_hf.commands import PlanArguments
+    from gpt2small_hf.commands.plan import PlanArguments
 
 
 def describe(args: Arguments, plan: PlanArguments) -> str:

@@ -30,7 +30,7 @@ from gpt2small_hf.training.material import find_data, gather
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
 
 if TYPE_CHECKING:
-    from gpt2small_hf.commands import SweepArguments
+    from gpt2small_hf.commands.sweep import SweepArguments
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 LINES_OF_TAIL = 15

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
 
-from gpt2small_hf.commands import plan as main
+from gpt2small_hf.commands.plan import main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.tokens import prepare
@@ -240,7 +240,7 @@ def test_a_mistake_is_one_line(words, message):
 
 
 def test_an_installed_package_without_examples_asks_for_a_recipe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("gpt2small_hf.commands.TINY", tmp_path / "examples" / "tiny.yaml")
+    monkeypatch.setattr("gpt2small_hf.commands.plan.TINY", tmp_path / "examples" / "tiny.yaml")
     with pytest.raises(UsageError, match=r"^name a recipe: python -m gpt2small_hf plan recipe\.yaml\."):
         main(["--device_name", "H100"])
     with pytest.raises(SystemExit) as done:

@@ -12,8 +12,7 @@ import pytest
 from conftest import CORPUS, REPOSITORY
 
 from gpt2small_hf import GPT2SmallConfig
-from gpt2small_hf.commands import SweepArguments
-from gpt2small_hf.commands import sweep as main
+from gpt2small_hf.commands.sweep import SweepArguments, main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import find_recipes
 from gpt2small_hf.report.sweep import SweepFolder

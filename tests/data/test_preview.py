@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
-from gpt2small_hf.commands import preview as main
+from gpt2small_hf.commands.preview import main
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset

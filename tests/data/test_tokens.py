@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from training.test_resume import die_at_call
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gpt2small_hf.commands import prepare as main
+from gpt2small_hf.commands.prepare import main
 from gpt2small_hf.data import batches, tokens
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.encoding import Encoder
@@ -463,7 +463,7 @@ def test_golden_ids_of_gpt2_are_met(tmp_path: Path):
 # Not ru_maxrss: Linux counts in it what the parent process had when it started this one.
 PEAK = """
 import sys
-from gpt2small_hf.commands import prepare as main
+from gpt2small_hf.commands.prepare import main
 main(sys.argv[1:])
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, GPT2Model
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.commands import convert as main
+from gpt2small_hf.commands.convert import main
 from gpt2small_hf.convert import convert
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.conversion import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.__main__ import main as door
-from gpt2small_hf.commands import report as main
+from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import comparison_rows, ladders, loss_then, rungs, status, troubles
 from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line

@@ -1,0 +1,39 @@
+"""`convert`: a model folder of one form → one of another, by `convert.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.layout import check_named
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf convert`."""
+    parser = FlagParser(
+        prog="python -m gpt2small_hf convert",
+        description="Turn a GPT-2 of another code base into a folder of ours, or ours into one that any GPT-2 reader "
+        "takes without remote code. Nothing in SRC is run.",
+    )
+    parser.add_argument(
+        "SRC",
+        help="A run, model or checkpoint folder of ours; a folder or Hub id of a transformers GPT-2; the reference "
+        "series' model.json with *.safetensors, or its published form; nanoGPT's ckpt.pt.",
+    )
+    parser.add_argument("DST", type=Path, help="The folder to write.")
+    parser.add_argument("--to", required=True, choices=["gpt2small", "gpt2"], help="The form to write.")
+    parser.add_argument("--config", type=Path, help="The reference series' model.json, if it is not beside SRC.")
+    parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if none lies beside SRC.")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
+    (args,) = parser.fill(words)
+    from gpt2small_hf.convert import check_destination, convert, locate, next_command
+
+    check_destination(args.DST, locate(args.SRC), overwrite=args.overwrite)
+    check_writable("DST", args.DST)
+    check_named("--tokenizer", args.tokenizer)
+    if args.config is not None and not args.config.is_file():
+        raise UsageError(f"--config {args.config} is not a file. Name the reference series' model.json.")
+    convert(args.SRC, args.DST, args.to, settings=args.config, tokenizer=args.tokenizer, overwrite=args.overwrite)
+    print(f"next: {next_command(args.DST, args.to)}")

@@ -1,0 +1,40 @@
+"""`prepare`: text → a folder of token files, by `data/tokens.py`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.layout import check_named
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf prepare`."""
+    parser = FlagParser(
+        PrepareArguments,
+        prog="python -m gpt2small_hf prepare",
+        usage="python -m gpt2small_hf prepare --text FILES … | --dataset ID [--flag value …]",
+        description="Make a folder of token files from text. Without flags: from the Python documentation.",
+    )
+    parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
+    parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
+    args, where = parser.fill(words)
+    from gpt2small_hf.data.sources import find_files
+
+    if not args.trains_tokenizer:
+        check_named("--tokenizer", args.tokenizer)
+    find_files([*(args.text or []), *(args.validation_text or [])])
+    place = where.output_dir or Path("data")
+    if not place.is_dir():  # a set that is there may only be read
+        check_writable("--output_dir", place)
+    from gpt2small_hf.data.meta import read_meta
+    from gpt2small_hf.data.tokens import prepare
+
+    folder = prepare(args, where.output_dir, overwrite=where.overwrite)
+    if "validation" in read_meta(folder)["splits"]:
+        print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
+    else:
+        print(f"next: python train.py --data_dir {shlex.quote(str(folder))} --eval_strategy no (no text is held out)")

@@ -1,0 +1,54 @@
+"""`preview`: chats or a prepared folder → the rows of a run, by `data/preview.py`."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+
+from gpt2small_hf.data.arguments import ChatFlags, PreviewArguments
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.layout import DataFolder, check_named
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf preview`."""
+    parser = FlagParser(
+        PreviewArguments,
+        ChatFlags,
+        prog="python -m gpt2small_hf preview",
+        usage="python -m gpt2small_hf preview DATA … [--flag value …]",
+        description="Show what a model would be trained on, row by row: the template in force, what of it is learned "
+        "and what did not fit.",
+    )
+    parser.add_argument(
+        "DATA",
+        nargs="+",
+        help="Chats, as --chat_data of train.py takes them: files, folders, Hub ids, NAME[:100] for some rows. "
+        "Or one folder that `prepare` has written.",
+    )
+    parser.add_argument("--ids", action="store_true", help="Show the ids of the tokens.")
+    args, chat, others = parser.fill(_apart(words))
+    from gpt2small_hf.data.conversations import find_places
+
+    if not any(DataFolder(Path(name).expanduser()).exists for name in others.DATA):
+        for name in others.DATA:
+            find_places(name)
+    check_named("--tokenizer", args.tokenizer)
+    if args.html is not None:
+        check_writable("--html", args.html.parent)
+    from gpt2small_hf.data.preview import preview
+
+    preview(others.DATA, args, chat, ids=others.ids)
+
+
+def _apart(words: list[str]) -> list[str]:
+    """`--skip_bad_rows chats.jsonl` with an end to the flag: the parser would take the name for its value."""
+    names = [f.name for f in fields(ChatFlags) if f.default is False]
+    switches = {f"--{spelled}" for name in names for spelled in (name, name.replace("_", "-"))}
+    truths = {*("yes", "true", "t", "y", "1"), *("no", "false", "f", "n", "0")}
+    return [
+        f"{word}=true" if word in switches and after.lower() not in truths else word
+        for word, after in pairwise([*words, ""])
+    ]

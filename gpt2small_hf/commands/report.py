@@ -1,0 +1,25 @@
+"""`report`: run folders → a page for each, by `report/page.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.runs.layout import RunFolder, check_run
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf report`."""
+    parser = FlagParser(
+        prog="python -m gpt2small_hf report",
+        description="Write report.md into each run folder: what the run is, its results, charts and symptoms, and how "
+        "its text became coherent. Several runs are also compared. A run need not be finished.",
+    )
+    parser.add_argument("RUN", nargs="+", type=Path, help="A run folder, as train.py wrote it.")
+    (args,) = parser.fill(words)
+    for root in args.RUN:
+        check_run(RunFolder(root))
+    from gpt2small_hf.report.page import write_reports
+    from gpt2small_hf.runs.reader import Run
+
+    write_reports([Run(RunFolder(root)) for root in args.RUN])

@@ -1,0 +1,85 @@
+"""`sweep`: a folder of recipes → runs with several seeds and a table, by `sweep.py`."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.flags import BASELINE, FlagParser, find_recipes
+from gpt2small_hf.runs.files import check_writable
+
+
+@dataclass
+class SweepArguments:
+    """Which runs, how many at a time, and where."""
+
+    _argument_group_name = "sweep"
+
+    seeds: int = field(
+        default=3,
+        metadata={
+            "help": "The baseline is run with so many initial-weight seeds, and each with so many training seeds."
+        },
+    )
+    seeds_per_intervention: int | None = field(
+        default=None,
+        metadata={"help": "Every other recipe is run with so many pairs of seeds (1, 1), (2, 2), …; unset: 2."},
+    )
+    n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
+    output_dir: Path | None = field(
+        default=None, metadata={"help": "Folder of the run folders and of the table; unset: runs/<name of FOLDER>."}
+    )
+    only: list[str] = field(
+        default_factory=list, metadata={"help": "Run these recipes only; the table has all that were run."}
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Do the runs again whose recipe or text was changed."})
+    table_only: bool = field(default=False, metadata={"help": "Run nothing: make the table of what is there."})
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "seeds_per_intervention", "n_jobs"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise UsageError(f"--{name} is {getattr(self, name)}. Give 1 or more.")
+        if self.seeds_per_intervention is None:
+            self.seeds_per_intervention = min(2, self.seeds)
+        if self.seeds_per_intervention > self.seeds:
+            raise UsageError(
+                f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
+                "(--seeds), and runs are compared with the baseline's of the same seeds. Give at most as many."
+            )
+
+
+def main(words: list[str]) -> None:
+    """`python -m gpt2small_hf sweep`."""
+    parser = FlagParser(
+        SweepArguments,
+        prog="python -m gpt2small_hf sweep",
+        usage="python -m gpt2small_hf sweep FOLDER [--flag value …]",
+        description="Run every recipe of a folder with several seeds, and say which changes of the held-out loss are "
+        f"larger than its noise. The folder has a {BASELINE}.yaml, which the others are compared with. When it was "
+        "stopped, the same command goes on.",
+    )
+    parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
+    args, where = parser.fill(words)
+    from gpt2small_hf.training.arguments import read_arguments
+    from gpt2small_hf.training.memory import check_memory
+    from gpt2small_hf.training.paths import check_packages, check_paths
+
+    recipes = find_recipes(where.FOLDER)
+    for name in args.only:
+        if name not in recipes:
+            near = difflib.get_close_matches(name, recipes, 1)
+            raise UsageError(
+                f"{where.FOLDER} has no recipe {name}.yaml." + (f" Did you mean {near[0]}?" if near else "")
+            )
+    for name, path in recipes.items():
+        if not args.table_only and (not args.only or name in (BASELINE, *args.only)):
+            settings = read_arguments([str(path)], path)
+            check_paths(settings)
+            check_packages(settings)
+            check_memory(settings)
+    check_writable("--output_dir", args.output_dir or Path("runs") / where.FOLDER.resolve().name)
+    from gpt2small_hf.sweep import sweep
+
+    sweep(where.FOLDER, args)
