@@ -256,8 +256,9 @@ def hub_dataset(origin: dict[str, Any]) -> str | None:
 def hub_ids(resolved: dict[str, Any]) -> set[tuple[str, str]]:
     """Return the Hub ids that a run's settings name: type (`model` or `dataset`) and id."""
     base, data = resolved.get("base") or {}, resolved["data"]
-    start, tokenizer = base.get("init_from"), (data.get("tokenizer") or {}).get("name")
-    models = [start if base.get("of_hub", is_hub_id(start)) else None, tokenizer if is_hub_id(tokenizer) else None]
+    tokenizer = data.get("tokenizer") or {}
+    named = ((base.get("init_from"), base), (tokenizer.get("name"), tokenizer))
+    models = [name for name, told in named if told.get("of_hub", is_hub_id(name))]  # earlier versions did not record it
     origins = [origin for some in data.get("sources", {}).values() for origin in some]
     origins += base.get("trained_on") or []
     found = {("model", name) for name in models if name} | {("dataset", hub_dataset(origin)) for origin in origins}

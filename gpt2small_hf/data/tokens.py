@@ -162,6 +162,7 @@ def build(
         "held_out": "files" if args.validation_text else holdout.held_out,
         "tokenizer": {
             "name": "trained here" if args.trains_tokenizer else args.tokenizer,
+            "of_hub": not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
             "sha256": sha256(folder.tokenizer / "tokenizer.json"),
             "vocab_size": encoder.vocab_size,
             "eos_token_id": encoder.eos_id,

@@ -207,6 +207,7 @@ def test_ids_made_before_come_out_as_they_went_in(text: Path, tiny_tokenizer):
         *("--validation_fraction", "0", "--output_dir", "set"),
     )
     assert np.fromfile(folder / "train-00000.bin", "<u2").tolist() == ids
+    assert read_meta(folder)["tokenizer"]["of_hub"] is False
     counts = read_meta(folder)["splits"]["train"]
     assert (counts["documents"], counts["tokens"]) == (2, 7)
     assert counts["bytes"] == len(tiny_tokenizer.decode([5, 6, 7, 8, 9]).encode())

@@ -774,12 +774,30 @@ def test_hub_ids_are_published_in_full_only_if_everybody_may_see_them(address):
     assert "acme" not in scrubbed(address.format("acme/texts"), {"ada/texts"})
 
 
+def test_local_tokenizer_that_is_gone_is_not_taken_for_a_model_of_the_hub(run):
+    resolved = read_json(run.resolved)
+    command = "python train.py a.yaml --tokenizer acme/words"
+    made = {**resolved["made_by"], "command": command}
+    for of_hub in (False, True):
+        data = {
+            **resolved["data"],
+            "tokenizer": {**resolved["data"]["tokenizer"], "name": "acme/words", "of_hub": of_hub},
+        }
+        write_json(run.resolved, {**resolved, "data": data, "made_by": made})
+        source = find(run.root)
+        linked = linked_repositories(source, Publication("you/short"))
+        assert linked == ([("model", "acme/words")] if of_hub else [])
+        folder = staged(run.root)
+        for text in (render(source, folder, Publication("you/short")), (folder / "resolved.json").read_text()):
+            assert ("acme" in text) == of_hub
+
+
 @pytest.mark.parametrize("private", [[], ["acme/base"], ["acme/base", "acme/falcon", "acme/words"]])
 def test_account_of_a_private_repository_is_in_no_staged_file(private, run):
     resolved = read_json(run.resolved)
     train = [{"dataset": "acme/falcon", "config": None, "split": "train", "revision": "0" * 40}]
     data = {**resolved["data"], "sources": {"train": train}}
-    data["tokenizer"] = {**data["tokenizer"], "name": "acme/words"}
+    data["tokenizer"] = {**data["tokenizer"], "name": "acme/words", "of_hub": True}
     command = "python train.py a.yaml --init_from acme/base --dataset=acme/falcon --tokenizer acme/words"
     base = {"init_from": "acme/base", "of_hub": True, "sha256": "0" * 64}
     given = {**resolved["run"], "init_from": "acme/base"}
