@@ -341,6 +341,7 @@ def read_reference(folder: Path) -> Expected:
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer.model_max_length = sys.maxsize  # the model does not read these texts: no warning that they are too long
     model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
     vocab_size, context = model.config.vocab_size, model.config.max_position_embeddings
     ids = torch.randint(vocab_size, (min(PROMPT_TOKENS, context),), generator=torch.Generator().manual_seed(0))

@@ -1,6 +1,7 @@
 """A stranger loads what was staged: what is right passes, and each thing that can be wrong is named in one line."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -357,6 +358,12 @@ def test_a_stranger_has_not_heard_of_this_package_and_gets_the_same_model_to_the
     modules = ["configuration_gpt2small.GPT2SmallConfig"]
     modules += [f"modeling_gpt2small.{name}" for name in ("GPT2SmallForCausalLM", "GPT2SmallModel")]
     assert [name.split(".", 3)[3] for name in visited.answer["classes"]] == modules
+
+
+def test_texts_longer_than_the_context_are_tokenized_without_a_warning(tiny_run, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    assert max(map(len, read_reference(tiny_run.model).tokens)) > 32
+    assert caplog.messages == []
 
 
 def test_the_first_text_leaves_room_to_be_continued(expected):
