@@ -36,7 +36,7 @@ from upload.license import TEXT
 from upload.privacy import chat_questions, public_ids, scrubbed, without_prompts
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 
-CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt")
+CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt", "cpu_linear")
 
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),

@@ -36,7 +36,8 @@ PROMPT_TOKENS = 64
 
 # The only variables of ours that the isolated process has: model code runs there, and a credential may be in any other.
 KEPT = {"PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
-KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_")  # they decide how additions are ordered
+# These decide how additions are ordered.
+KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "GPT2SMALL_")
 
 
 class CheckError(Exception):

@@ -30,8 +30,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # which makes the loss slower than the usual one.
 ROWS_AT_A_TIME = 512
 
-ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-
 
 def fused_attention(
     module: nn.Module,
@@ -146,86 +144,10 @@ def loss_without_logits(
     return loss.masked_fill(count == 0, torch.nan)
 
 
-class Linear(nn.Linear):
-    """`nn.Linear`, computed by oneDNN where PyTorch itself would leave float32 on an x86 CPU to MKL.
-
-    On AMD's processors that is 1.2 to 3 times as fast, for one row as for thousands, forward and backward. What PyTorch
-    offers to turn oneDNN off turns this off too: `torch.backends.mkldnn.flags(enabled=False)`. PyTorch's profiler does
-    not count its FLOPs; `FlopCounterMode` does, because under such modes this is `nn.Linear`.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(..., in_features) → (..., out_features)."""
-        if (
-            ONEDNN
-            and input.device.type == "cpu"
-            and input.dtype is torch.float32
-            # Other kinds of weights (sharded, quantised, those of functional calls) have their own ways.
-            and type(self.weight) is nn.Parameter
-            and self.weight.dtype is torch.float32
-            and self.weight.is_contiguous()
-            and input.ndim > 1
-            and input.numel() > 0
-            and torch.backends.mkldnn.enabled
-            and not torch.is_autocast_enabled("cpu")
-            # Who compiles or watches PyTorch's operations chooses or counts for themselves.
-            and not torch.compiler.is_compiling()
-            and not watchers()
-        ):
-            if not torch.is_grad_enabled():  # `apply` inspects a signature: a fifth of a tiny model's time
-                return onednn(input, self.weight, self.bias)
-            return OneDNNLinear.apply(input, self.weight, self.bias)
-        return super().forward(input)
-
-
-class OneDNNLinear(torch.autograd.Function):
-    """`F.linear` in oneDNN, which keeps for the backward pass what PyTorch's keeps, and no copies of it."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(..., in) → (..., out)."""
-        return onednn(input, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what both gradients need."""
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the input, the weight and the bias, as far as they are wanted."""
-        input, weight = ctx.saved_tensors
-        (gradient,) = gradients
-        by_row = gradient.reshape(-1, gradient.shape[-1])  # (rows, out)
-        for_input, for_weight, for_bias = ctx.needs_input_grad
-        # oneDNN is slow where it is given strides, so that what is transposed is copied.
-        return (
-            onednn(gradient, weight.t().contiguous()) if for_input else None,
-            onednn(by_row.t().contiguous(), input.reshape(-1, input.shape[-1]).t().contiguous())
-            if for_weight
-            else None,
-            by_row.sum(0) if for_bias else None,
-        )
-
-
-def onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear` in float32, computed by oneDNN where it can: it takes no batched, sparse or misshapen tensors."""
-    try:
-        return F.linear(input.to_mkldnn(), weight, bias).to_dense()
-    except RuntimeError:  # PyTorch's own computes what is left, or says what is wrong
-        return F.linear(input, weight, bias)
-
-
-# How many modes watch PyTorch's operations; there is no public name for it.
-watchers: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
-
-
 class Attention(nn.Module):
     """Multi-head self-attention with separate query, key, value and output projections."""
 
-    def __init__(self, config: Any, layer_idx: int) -> None:
+    def __init__(self, config: Any, layer_idx: int, linear: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
         C = config.hidden_size
         self.config = config
@@ -236,10 +158,10 @@ class Attention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.is_causal = True
 
-        self.q_proj = Linear(C, C, bias=config.attention_bias)
-        self.k_proj = Linear(C, C, bias=config.attention_bias)
-        self.v_proj = Linear(C, C, bias=config.attention_bias)
-        self.o_proj = residual_writer(Linear(C, C))
+        self.q_proj = linear(C, C, bias=config.attention_bias)
+        self.k_proj = linear(C, C, bias=config.attention_bias)
+        self.v_proj = linear(C, C, bias=config.attention_bias)
+        self.o_proj = residual_writer(linear(C, C))
         self.attn_pdrop = config.attn_pdrop
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
@@ -281,10 +203,10 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     """Two linear layers with an activation between, on each position alone."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, linear: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = residual_writer(Linear(config.intermediate_size, config.hidden_size))
+        self.up_proj = linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = residual_writer(linear(config.intermediate_size, config.hidden_size))
         self.activation = ACTIVATIONS[config.hidden_act]
         self.resid_dropout = nn.Dropout(config.resid_pdrop)
 
@@ -296,12 +218,15 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """One layer: attention, then MLP, each reading the normalised stream and adding to it (pre-LayerNorm)."""
 
+    linear: type[nn.Linear] = nn.Linear
+    """Class of the linear layers. A subclass may compute the same with other kernels."""
+
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
         self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.self_attn = Attention(config, layer_idx)
+        self.self_attn = Attention(config, layer_idx, self.linear)
         self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, self.linear)
 
     def forward(self, hidden_states: Tensor, **context: Any) -> Tensor:
         """(B, T, C) → (B, T, C). `context` is handed on to the attention."""
@@ -356,7 +281,7 @@ class GPT(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
         self.model = Decoder(config)
-        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.apply(partial(init_weights, config=config))
         if config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight

@@ -1,7 +1,7 @@
 # Copyright 2026 the authors of gpt2small_hf. Licensed under the Apache License, Version 2.0.
-"""The Transformers face of the model: configuration, loss, cache, masks and generation around `gpt.py`.
+"""The model's Transformers classes: configuration, loss, cache, masks and generation around `gpt.py`.
 
-No arithmetic stands here. What a stranger runs is this file, `gpt.py` and `configuration_gpt2small.py`.
+No arithmetic is here. Users load this file, `gpt.py`, `cpu_linear.py` and `configuration_gpt2small.py`.
 """
 
 from functools import wraps
@@ -24,11 +24,14 @@ from transformers.utils.generic import TransformersKwargs, can_return_tuple, mer
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_gpt2small import GPT2SmallConfig
-from .gpt import Attention, Block, Decoder, Linear, explicit_attention, init_weights, loss_without_logits
+from .cpu_linear import Linear
+from .gpt import Attention, Block, Decoder, explicit_attention, init_weights, loss_without_logits
 
 
 class GPT2SmallDecoderLayer(GradientCheckpointingLayer, Block):
-    """The core's block, able to trade memory for recomputation."""
+    """The core's block, able to trade memory for recomputation, with linear layers that are faster on CPUs."""
+
+    linear = Linear
 
 
 class GPT2SmallPreTrainedModel(PreTrainedModel):

@@ -653,6 +653,7 @@ def test_a_checkpoint_is_a_source_and_a_run_without_a_model_says_so(tiny_run, tm
     convert(str(checkpoint), tmp_path / "out", "gpt2small")
     assert sorted(file.name for file in (tmp_path / "out").glob("*.py")) == [
         "configuration_gpt2small.py",
+        "cpu_linear.py",
         "gpt.py",
         "modeling_gpt2small.py",
     ]

@@ -309,6 +309,7 @@ print(model(torch.arange(10)[None]).logits.double().sum().item())
     assert float(printed) == expected
     assert sorted(p.name for p in (tmp_path / "again").iterdir() if p.suffix == ".py") == [
         "configuration_gpt2small.py",
+        "cpu_linear.py",
         "gpt.py",
         "modeling_gpt2small.py",
     ]

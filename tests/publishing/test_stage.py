@@ -36,7 +36,7 @@ from upload.secret_scan import is_secret
 from upload.source import find
 from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
 
-CODE_FILES = {"configuration_gpt2small.py", "gpt.py", "modeling_gpt2small.py"}
+CODE_FILES = {"configuration_gpt2small.py", "cpu_linear.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CHARTS = {f"charts/{name}.png" for name in ("loss", "grad_norm", "learning_rate", "throughput")}
 RESULTS = {"resolved.json", "evaluation/heldout.json", "evaluation/completions.json"}
@@ -291,6 +291,22 @@ def test_code_of_an_earlier_version_in_the_history_of_the_package_is_published(b
     (bare / "gpt.py").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
     assert sha256(bare / "gpt.py") != sha256(CODE / "gpt.py")
     assert sha256(staged(bare) / "gpt.py") == sha256(bare / "gpt.py")
+
+
+def test_run_saved_before_cpu_linear_is_published_with_its_three_files(run):
+    log = ["git", "-C", str(CODE), "log", "--diff-filter=A", "--format=%H", "--", "cpu_linear.py"]
+    added = subprocess.run(log, capture_output=True, text=True).stdout.split()
+    if not added:
+        pytest.skip("the history of the package is not available")
+    former = CODE_FILES - {"cpu_linear.py"}
+    (run.model / "cpu_linear.py").unlink()
+    for name in former:
+        show = ["git", "-C", str(CODE), "show", f"{added[-1]}~1:./{name}"]
+        (run.model / name).write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    folder = staged(run.root)
+    assert {path.name for path in folder.glob("*.py")} == former
+    assert stated(folder, run) == []
+    assert {path.name for path in staged(run.root, new_code=True).glob("*.py")} == CODE_FILES
 
 
 def test_files_are_told_with_size_and_hash_and_sorted(bare):

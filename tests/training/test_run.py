@@ -45,6 +45,7 @@ def test_a_run_leaves_every_file_it_promises(tiny_run):
         "model/tokenizer.json",
         "model/tokenizer_config.json",
         "model/gpt.py",
+        "model/cpu_linear.py",
         "model/configuration_gpt2small.py",
         "model/modeling_gpt2small.py",
     } <= found
