@@ -32,6 +32,8 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 NO_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
 """Of these, what git does not take as a name (`git check-ref-format`), or takes for a commit."""
 COLLECTION = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*-[0-9a-f]+")
+FINGERPRINT = re.compile("[0-9a-f]{12}")
+"""Of a value that looks like a secret: see `secret_scan.fingerprint`."""
 ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
 MODEL_PAGE = re.compile(
     r"^https?://(?:huggingface\.co|hf\.co)/((?!(?:papers|datasets|spaces|collections|docs|blog)/)[^/?#]+/[^/?#]+)/?$"
@@ -94,6 +96,8 @@ def parse_arguments(words: list[str]) -> Namespace:
         "training.")  # fmt: skip
     add("--allow_modified_code", action="store_true", help="Publish model code that is neither this package's nor the "
         "code recorded in training. The card states it.")  # fmt: skip
+    add("--allow_secret", nargs="+", action="extend", help="Fingerprints of values that look like secrets "
+        "and are not. A refusal prints them; tokens with a form of their own (hf_…) have none.")  # fmt: skip
     add("--publish_chat_questions", action="store_true", help="Publish questions of the run's chats, with the "
         "model's answers: prompts that were taken from them because none were given, and the first held-out questions. "
         "Unset: they are left out.")  # fmt: skip
@@ -143,6 +147,9 @@ def parse_arguments(words: list[str]) -> Namespace:
         near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
         raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
+    for value in args.allow_secret or []:
+        if not FINGERPRINT.fullmatch(value):
+            raise UsageError(f"--allow_secret {value}: give the 12 hexadecimal digits that the refusal prints.")
     check_license(args)
     check_credit(args)
     return args

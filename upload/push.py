@@ -82,6 +82,14 @@ def publish(args: Namespace) -> dict[str, Any]:
 
     Raises: UsageError for what can be fixed here, before the network; hub.AuthError, UploadError and VerifyError.
     """
+    from upload.secret_scan import allow_secrets
+
+    with allow_secrets(args.allow_secret or []):
+        return check_and_publish(args)
+
+
+def check_and_publish(args: Namespace) -> dict[str, Any]:
+    """Find the model, check what it would be published with, and publish it. Returns and raises: as `publish`."""
     from gpt2small_hf.data.conversations import counted
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.runs.files import writing_alone
@@ -413,12 +421,15 @@ def foretell(args: Namespace, plans: list[Plan]) -> dict[str, Any]:
 
 def described(one: Plan) -> dict[str, Any]:
     """A plan as `published.json` has it."""
+    from upload.secret_scan import allowed_secrets
+
     return {
         "repo_id": one.repo_id,
         "revision": one.revision,
         "native": one.publication.native,
         "tag": one.tag,
         "files": one.files,
+        "allowed_secrets": allowed_secrets(),
         "logit_difference": one.checked["logit_difference"],
         "checked_with": one.checked["versions"],
     }

@@ -8,12 +8,15 @@ entropy alone, which would take hashes for keys. Where a form is not enough (`pa
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from html import unescape
 from itertools import accumulate
@@ -41,8 +44,31 @@ MOST_PLACES = 5
 MOST_TEXT = 2**22
 """Bytes of a compressed text that are read."""
 
+_ALLOWED: ContextVar[dict[str, bool]] = ContextVar("_ALLOWED")
+"""Fingerprints of values that are published, and whether one was found. Not an argument: `privacy.py` asks too."""
+
 Found = tuple[str, str]
 """What it looks like, and where."""
+
+
+@contextmanager
+def allow_secrets(fingerprints: Collection[str]) -> Iterator[None]:
+    """Ignore the values that have these fingerprints, except forms that only secrets have, in this context."""
+    before = _ALLOWED.set(dict.fromkeys(fingerprints, False))
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(before)
+
+
+def allowed_secrets() -> list[str]:
+    """Return the fingerprints of the values that were found and ignored."""
+    return sorted(name for name, is_found in _ALLOWED.get({}).items() if is_found)
+
+
+def fingerprint(value: str) -> str:
+    """Return the beginning of a value's SHA-256, which `--allow_secret` takes."""
+    return hashlib.sha256(value.encode(errors="replace")).hexdigest()[:12]
 
 
 def check_secrets(
@@ -148,14 +174,24 @@ def _theirs() -> Scanner:
 def _findings(scanner: Scanner, content: bytes | Path) -> Iterator[tuple[str, dict[str, int]]]:
     """What each looks like, and its place. Parts of a pair that are no secret by themselves are left out."""
     is_text = isinstance(content, bytes)
-    for one in scanner.scan(content) if is_text else scanner.scan_file(content):
+    allowed = _ALLOWED.get({})
+    matches = scanner.scan(content) if is_text else scanner.scan_file(content)
+    for one in sorted(matches, key=lambda one: one.confidence != "high"):  # those that no flag allows come first
         if not one.visible or one.rule_id == REPLACED:
             continue
         start, end = one.location["start_offset"], one.location["end_offset"]
         around = (content[max(0, start - CONTEXT) : start], content[end : end + CONTEXT]) if is_text else (b"", b"")
-        if is_secret_value(one.rule_id, one.secret, *(text.decode(errors="replace") for text in around)):
-            known = one.rule_id.startswith("ours.")
-            yield one.rule_name if known else f"a secret ({re.split('[./]', one.rule_id)[-1]})", one.location
+        if not is_secret_value(one.rule_id, one.secret, *(text.decode(errors="replace") for text in around)):
+            continue
+        known = one.rule_id.startswith("ours.")
+        kind = one.rule_name if known else f"a secret ({re.split('[./]', one.rule_id)[-1]})"
+        mark = fingerprint(one.secret)
+        if one.confidence == "high":
+            yield kind, one.location
+        elif mark in allowed:
+            allowed[mark] = True
+        else:
+            yield f"{kind} [--allow_secret {mark} if it is not one]", one.location
 
 
 def _scan(text: bytes) -> list[tuple[str, int]]:

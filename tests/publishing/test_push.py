@@ -25,6 +25,7 @@ from gpt2small_hf.runs.provenance import versions
 from gpt2small_hf.training.resume import write_manifest
 from upload.arguments import parse_arguments
 from upload.push import publish
+from upload.secret_scan import fingerprint
 from upload.verify import codes
 
 pytest_plugins = ["pushing"]
@@ -416,6 +417,7 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --license mit --license_name a", "describe --license other. Add it, or leave them out."),
         ("runs/short you/tiny --license mit --license_file gone", "--license_file gone cannot be read (No such file"),
         ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
+        ("runs/short you/tiny --allow_secret hunter22", "--allow_secret hunter22: give the 12 hexadecimal digits that"),
         ("runs/short you/tiny --developers a{b", "--developers 'a{b': use one line of text without"),
         ("runs/short you/tiny --contact https://ada:pw@host", "--contact: the card is public, so leave user, password"),
         ("runs/short you/tiny --contact Ask<https://ada:pw@host>", "--contact: the card is public, so leave user"),
@@ -470,6 +472,10 @@ def make_collection(hub: HubServer) -> str:
 @slow
 def test_branch_tag_message_license_language_baseline_collection_and_folder_are_as_asked(hub, push, run):
     slug = make_collection(hub)
+    completions = read_json(run.completions)
+    completions["completions"][0]["greedy"] += "\npassword: hunter22\n"
+    write_json(run.completions, completions)
+    allowed = fingerprint("hunter22")
     shutil.copytree(run.root, run.root.with_name("baseline"))
     baseline = RunFolder(run.root.with_name("baseline"))
     told, measured = read_json(baseline.resolved), read_json(baseline.heldout)
@@ -485,6 +491,7 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
         *QUICK,
         *("--revision", "next", "--tag", "v1", "--message", "A first try", "--license", "apache-2.0"),
         *("--language", "en", "de", "--baseline", "runs/baseline", "--collection", slug, "--output_dir", "out/here"),
+        *("--allow_secret", allowed),
     )
     assert done.status == 0, done.err
     repo, there = hub.repos[REPO], published(hub, revision="next")
@@ -504,6 +511,8 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
     assert "| learning\\_rate | 0.5 | 0.01 |" in " ".join(card.split())
     assert "These are single runs. How much of the difference is due to the seeds is not known." in card
     assert "Apache-2.0, weights and code (`LICENSE`)" in card
+    assert b"password: hunter22" in there["evaluation/completions.json"]
+    assert read_json(run.published)["allowed_secrets"] == [allowed]
 
 
 @slow

@@ -19,7 +19,16 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.tables import escaped
 from gpt2small_hf.runs.files import write_json, write_jsonl
 from upload.push import say_questions
-from upload.secret_scan import SHORTEST_TOKEN, check_secrets, check_words, is_secret, secrets_in
+from upload.secret_scan import (
+    SHORTEST_TOKEN,
+    allow_secrets,
+    allowed_secrets,
+    check_secrets,
+    check_words,
+    fingerprint,
+    is_secret,
+    secrets_in,
+)
 from upload.source import find
 from upload.stage import stage
 
@@ -467,6 +476,37 @@ def test_placeholder_word_or_identifier_is_not_taken_for_a_secret(text):
 )
 def test_random_value_in_a_sentence_and_assigned_word_are_found(text):
     assert is_secret(text)
+
+
+def test_allowed_value_is_ignored_in_all_files_and_another_is_not(tmp_path):
+    write_json(tmp_path / "a.json", {"note": "password=hunter22"})
+    (tmp_path / "README.md").write_text("It says password: hunter22\n")
+    with pytest.raises(UsageError, match=re.escape(f"[--allow_secret {fingerprint('hunter22')} ")) as refused:
+        check_secrets(tmp_path)
+    assert "hunter22" not in str(refused.value)
+    with allow_secrets([fingerprint("hunter22"), "0" * 12]):
+        check_secrets(tmp_path)
+        check_words("--message", "password=hunter22")
+        assert not is_secret("password=hunter22")
+        assert allowed_secrets() == [fingerprint("hunter22")]
+        write_json(tmp_path / "b.json", {"note": "password=hunter23"})
+        with pytest.raises(UsageError, match=fingerprint("hunter23")):
+            check_secrets(tmp_path)
+    assert allowed_secrets() == []
+    assert is_secret("password=hunter22")
+
+
+@pytest.mark.parametrize(
+    "form", ["Hugging Face", "AWS access key", "GitHub p", "private key", "Slack bot", "Terraform"]
+)
+def test_token_with_a_form_of_its_own_and_the_one_in_use_cannot_be_allowed(form, tmp_path):
+    secret = FORMS[form]
+    every_part = {fingerprint(secret[i:j]) for i in range(3) for j in range(len(secret) + 1)}
+    for text, token in ((f"API_KEY={secret}\n", None), (f"API_KEY={secret}\n", secret)):
+        (tmp_path / "README.md").write_text(text)
+        with allow_secrets(every_part), pytest.raises(UsageError) as refused:
+            check_secrets(tmp_path, token)
+        assert "--allow_secret" not in str(refused.value)
 
 
 def test_damaged_files_are_scanned_as_bytes(tmp_path):
