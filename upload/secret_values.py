@@ -57,8 +57,8 @@ def _is_unusual(pair: str) -> bool:
 def is_credential(value: str, before: str, after: str) -> bool:
     """Return whether a value that follows a credential's name is one.
 
-    Of keys and tokens a random value is, anywhere. A password may also be a word with a digit or a special character in
-    it, or a passphrase; in a sentence (`The password: hunter22 is weak.`) a word with a number is not.
+    Of keys and tokens a random value is, anywhere. A password may also be a number, a word with a digit or a special
+    character in it, or a passphrase; in a sentence (`The password: hunter22 is weak.`) a word with a number is not.
 
     Args:
         value: what was matched.
@@ -80,8 +80,7 @@ def is_credential(value: str, before: str, after: str) -> bool:
     )
     if is_sentence or re.search(r"\bis\s+$", before):
         return False
-    has_number = re.search("[0-9]", bare) and re.search("[A-Za-z]", bare)
-    return bool(has_number or re.fullmatch(rf"[a-z-]{{{PASSPHRASE},}}", bare))
+    return bool(re.search("[0-9]", bare) or re.fullmatch(rf"[a-z-]{{{PASSPHRASE},}}", bare))
 
 
 def is_password(value: str, before: str) -> bool:

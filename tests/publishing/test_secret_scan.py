@@ -472,7 +472,8 @@ def test_placeholder_word_or_identifier_is_not_taken_for_a_secret(text):
 
 
 @pytest.mark.parametrize(
-    "text", ["The password: kQ82mzXp41vT is strong.", "password=hunter22 is weak.", "password: hunter22"]
+    "text",
+    ["The password: kQ82mzXp41vT is strong.", "password=hunter22 is weak.", "password: hunter22", "pwd=12345678"],
 )
 def test_random_value_in_a_sentence_and_assigned_word_are_found(text):
     assert is_secret(text)
