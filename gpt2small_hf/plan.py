@@ -35,7 +35,7 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     if args.run.branch_from is not None and not is_whole(args.run.branch_from):
         raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
     if material is not None:
-        config, seq_len, tokens_a_row = material.config, material.rows.seq_len, material.tokens_per_row
+        config, seq_len, tokens_a_row = material.config, material.rows.seq_len, material.rows.tokens_per_row
         vocab_size, whence = config.vocab_size, f"({args.run.init_from or args.run.data_dir})"
         one_pass = budget.one_pass(len(material.rows), args.trainer, n_devices)
     else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,9 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat import BATCH, Encoded, encode
 from gpt2small_hf.data.conversations import Conversation, Message, counted
-from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.packing import pack_whole
+from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
-
-IGNORED = -100
 
 
 @dataclass
@@ -59,7 +57,7 @@ class Counts:
         return ", ".join(parts)
 
 
-class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
+class ChatDataset(RowDataset):
     """Rows of whole conversations, with labels that are -100 for all but what is to be learned.
 
     `packing` says how:
@@ -69,6 +67,8 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
 
     The loss over all tokens is the same either way.
     """
+
+    is_chat = True
 
     def __init__(
         self,
@@ -118,11 +118,10 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             raise UsageError(self._nothing_left(limit, overlong))
         self.n_tokens = sum(self.lengths)
         self.pack(packing)
-        supervised = self.supervised()
-        self.n_supervised = len(supervised)
+        supervised = self.supervised_tokens()
         # Of what is learned; end tokens count as tokens, and have no bytes.
         text = tokenizer.decode(supervised, skip_special_tokens=True)
-        self.bytes_per_token = max(1, len(str(text).encode())) / self.n_supervised
+        self.bytes_per_token = max(1, len(str(text).encode())) / len(supervised)
 
     @property
     def lengths(self) -> list[int]:
@@ -170,8 +169,12 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             self.counts.shortened += removed > 0
             self.counts.turns_removed += removed
 
-    def supervised(self) -> np.ndarray:
-        """The tokens that are learned, one row after the other. int64, flat."""
+    def supervised_per_row(self) -> np.ndarray:
+        """Number of supervised tokens of each row."""
+        return np.array([sum(int(self.encoded[n].supervised(self.loss_on).sum()) for n in row) for row in self.rows])
+
+    def supervised_tokens(self) -> np.ndarray:
+        """Ids of the supervised tokens, row after row."""
         order = (self.encoded[number] for row in self.rows for number in row)
         return np.concatenate([one.input_ids[one.supervised(self.loss_on)] for one in order])
 
@@ -209,6 +212,44 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             batch[name] = torch.from_numpy(np.stack(columns))
         return batch
 
+    def padding_row(self) -> dict[str, np.ndarray]:
+        """Return two padding tokens: `collate` pads."""
+        padding = {"input_ids": self.pad_id, "labels": IGNORED, "position_ids": 0}
+        return {name: np.full(2, padding[name]) for name in self[0]}
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.n_tokens / len(self)
+
+    def supervised_bytes(self, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+        """The mean of all supervised tokens, for each: a conversation is decoded as a whole."""
+        return np.full(self.n_supervised, self.bytes_per_token)
+
+    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
+        """Yield all supervised tokens at once."""
+        yield self.supervised_tokens()
+
+    def row_starts(self, row: int) -> np.ndarray:
+        """Where the conversations of a row start."""
+        return np.cumsum([0, *(len(self.encoded[chat].input_ids) for chat in self.rows[row][:-1])])
+
+    def row_facts(self, row: int) -> list[str]:
+        """How many conversations a row has, and what they lost."""
+        facts = [counted(len(self.rows[row]), "conversation")]
+        if removed := sum(self.removed[chat] for chat in self.rows[row]):
+            facts.append(f"{counted(removed, 'turn')} did not fit")
+        if sum(len(self.encoded[chat].input_ids) for chat in self.rows[row]) < self.seq_len:
+            facts.append("padding not shown")
+        return facts
+
+    def part_heading(self, row: int, part: int, tokens: str) -> str:
+        """Where a conversation of the row is from, and how much of it is supervised."""
+        chat = self.rows[row][part]
+        supervised = int(self.encoded[chat].supervised(self.loss_on).sum())
+        lost = f", without its first {counted(self.removed[chat], 'turn')}" if self.removed[chat] else ""
+        place = f"conversation {part + 1} of {len(self.rows[row])}: {self.chats[chat].where}"
+        return f"{place}: {tokens}, {supervised:,} supervised{lost}"
+
     @property
     def largest_id(self) -> int:
         return max(int(one.input_ids.max()) for one in self.encoded)
@@ -230,29 +271,6 @@ class ChatDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             "supervised_tokens": self.n_supervised,
             "supervised_share": self.n_supervised / self.n_tokens,
         }
-
-
-class Filled(torch.utils.data.Dataset[dict[str, np.ndarray]]):
-    """Rows, and behind them padding rows without labels, up to a multiple of some number.
-
-    Processes that share the work get the same number of rows, in full batches; accelerate would repeat some of them.
-    """
-
-    def __init__(self, rows: ChatDataset | TokenDataset, multiple: int) -> None:
-        self.rows, self.multiple = rows, multiple
-
-    def __len__(self) -> int:
-        return -(-len(self.rows) // self.multiple) * self.multiple
-
-    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
-        """As the rows have it, always with labels; a padding row has nothing to predict."""
-        real = self.rows[min(row, len(self.rows) - 1)]
-        if row < len(self.rows):
-            return {"labels": real["input_ids"], **real}
-        if isinstance(self.rows, ChatDataset):  # whose `collate` pads: two tokens suffice
-            padding = {"input_ids": self.rows.pad_id, "labels": IGNORED, "position_ids": 0}
-            return {name: np.full(2, padding[name]) for name in real}
-        return {**real, "labels": np.full_like(real["input_ids"], IGNORED)}
 
 
 def _shortened(tokenizer: PreTrainedTokenizerFast, chat: list[Message], limit: int) -> list[Message] | None:

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PACKINGS
+from gpt2small_hf.data.conversations import counted
+from gpt2small_hf.data.encoding import token_bytes
 from gpt2small_hf.data.meta import DAMAGED, check_whole, read_meta
 from gpt2small_hf.data.packing import (
     BEST_FIT_VERSION,
@@ -21,10 +25,13 @@ from gpt2small_hf.data.packing import (
     restarting_positions,
     row_span,
 )
+from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.data.shards import OFFSET
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import whole
 from gpt2small_hf.runs.layout import DataFolder
+
+BLOCK = 4_000_000
 
 
 def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
@@ -36,7 +43,7 @@ def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
 
 
-class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
+class TokenDataset(RowDataset):
     """Rows of `seq_len` tokens made from one split's token stream. No token is read before a row is asked for.
 
     `packing` says how:
@@ -51,7 +58,7 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
     Held-out rows are always made with `stream`, however the training rows are: runs are compared on the same rows.
     """
 
-    collate = staticmethod(collate)
+    is_chat = False
 
     def __init__(
         self, folder: Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
@@ -77,7 +84,7 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         self.packing = packing
         self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
-        self.largest_id: int = counts["max_id"]
+        self._largest_id: int = counts["max_id"]
         self.paths = [Path(folder) / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self.n_rows = count_rows(self.n_tokens, seq_len)
@@ -92,8 +99,8 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             self.index_path = DataFolder(Path(folder)).rows(split, packing, seq_len)
             self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
             self.n_rows = int(self.index[0]) - 1
-        self.cropped_share: float = 1 - self.n_rows * seq_len / self.n_tokens
-        """Share of the split's tokens that is in no row, whatever `max_rows`; a last partial row counts among them."""
+        # Whatever `max_rows`; a last partial row counts among what is left out.
+        self.cropped_share = 1 - self.n_rows * seq_len / self.n_tokens
         if max_rows is not None:
             self.n_rows = min(self.n_rows, max_rows)
         self.open()
@@ -122,6 +129,58 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
             return {"input_ids": input_ids, "position_ids": restarting_positions(input_ids, self.eos_id)}
         return {"input_ids": input_ids}
 
+    def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """See the function of this name."""
+        return collate(rows)
+
+    def padding_row(self) -> dict[str, np.ndarray]:
+        """Return the last row without its labels."""
+        row = self[-1]
+        return {**row, "labels": np.full_like(row["input_ids"], IGNORED)}
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.seq_len
+
+    @property
+    def largest_id(self) -> int:
+        return self._largest_id
+
+    def supervised_per_row(self) -> np.ndarray:
+        """All but the first token of each row."""
+        return np.full(len(self), self.seq_len - 1)
+
+    def supervised_tokens(self) -> np.ndarray:
+        """Ids of the supervised tokens. Of rows that are cut from the stream only, as held-out rows are."""
+        return self._supervised(self.tokens(0, len(self) * self.seq_len))
+
+    def supervised_bytes(self, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+        """Bytes of text of each supervised token; an end-of-text token has none."""
+        return self._supervised(token_bytes(tokenizer, self.tokens(0, len(self) * self.seq_len)))
+
+    def _supervised(self, stream: np.ndarray) -> np.ndarray:
+        assert self.packing != "bos_bestfit"
+        return stream.reshape(len(self), self.seq_len)[:, 1:].reshape(-1)
+
+    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
+        """Yield the first `most` tokens of the split's stream."""
+        return stream_blocks(self, most)
+
+    def row_starts(self, row: int) -> np.ndarray:
+        """Where documents start that do not see each other: 0 alone, unless they are isolated."""
+        found = self[row]
+        return np.flatnonzero(found["position_ids"] == 0) if "position_ids" in found else np.zeros(1, int)
+
+    def row_facts(self, row: int) -> list[str]:
+        """How many documents a row has, or end-of-text tokens where a document does not begin a part."""
+        if self.packing == "isolate":
+            return [counted(len(self.row_starts(row)), "document")]
+        return [counted(int((self[row]["input_ids"] == self.eos_id).sum()), "end-of-text token")]
+
+    def part_heading(self, row: int, part: int, tokens: str) -> str:
+        """The document's number in its row, if documents are isolated."""
+        return f"document {part + 1} of {len(self.row_starts(row))}: {tokens}" if self.packing == "isolate" else ""
+
     def _from_documents(self, documents: np.ndarray) -> np.ndarray:
         """The row of these documents: an end-of-text token before each, the last one cropped to what is left."""
         row = np.full(self.seq_len, self.eos_id, np.int64)
@@ -149,8 +208,15 @@ class TokenDataset(torch.utils.data.Dataset[dict[str, np.ndarray]]):
         return self.__dict__ | {"shards": [], "documents": None, "index": index}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
         self.open()
+
+
+def stream_blocks(rows: TokenDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
+    """Yield the first `most` tokens of a split's stream in blocks that overlap by some."""
+    end = min(rows.n_tokens, most)
+    for start in range(0, end, BLOCK):
+        yield rows.tokens(max(0, start - overlap), min(start + BLOCK, end))
 
 
 # ---- rows of whole documents ------------------------------------------------------------------------------------

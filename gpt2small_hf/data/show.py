@@ -11,15 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TypeAlias
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset
 from gpt2small_hf.data.conversations import counted
-from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.encoding import byte_alphabet
+from gpt2small_hf.data.rows import IGNORED, RowDataset
 
 LEARNED, NOT_LEARNED, NOT_TEXT, LINE_END = "⟦⟧", "││", "⟨⟩", "⏎"
 PICTURES = {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) != "\n"} | {"\x7f": "␡"}
@@ -30,8 +28,6 @@ REST_OF_LEGEND = "⟨U+200B⟩ a character that does not show, or is one of thes
 IDS_LEGEND = "40⟦I⟧ token 40, learned   220│ │ token 220, not learned   127+102⟦é⟧ tokens that share a character"
 INDENT = "  "
 WIDTH = 110
-
-Rows: TypeAlias = ChatDataset | TokenDataset
 
 
 # ---- a row, as it is shown --------------------------------------------------------------------------------------
@@ -62,55 +58,26 @@ class Row:
     parts: list[Part]
 
 
-def read_row(rows: Rows, tokenizer: PreTrainedTokenizerFast, number: int) -> Row:
+def read_row(rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int) -> Row:
     """Row `number`, taken apart."""
     row = rows[number]
     ids = row["input_ids"]
     # Text has no labels of its own: all is learned but the first token, which nothing predicts.
     learned = row["labels"] != IGNORED if "labels" in row else np.arange(len(ids)) > 0
-    if isinstance(rows, ChatDataset):
-        lengths = [len(rows.encoded[chat].input_ids) for chat in rows.rows[number]]
-        starts = np.cumsum([0, *lengths[:-1]])
-    else:
-        starts = np.flatnonzero(row["position_ids"] == 0) if "position_ids" in row else np.zeros(1, int)
-    spans = list(pairwise([*starts.tolist(), len(ids)]))
+    spans = list(pairwise([*rows.row_starts(number).tolist(), len(ids)]))
     parts = [
         Part(
-            _part_heading(rows, number, n, len(spans), learned[start:end]),
+            one_line(rows.part_heading(number, part, counted(end - start, "token"))),
             read_tokens(tokenizer, ids[start:end], learned[start:end]),
         )
-        for n, (start, end) in enumerate(spans)
+        for part, (start, end) in enumerate(spans)
     ]
-    return Row(_row_heading(rows, number, ids, learned, len(spans)), parts)
-
-
-def _row_heading(rows: Rows, number: int, ids: np.ndarray, learned: np.ndarray, n_parts: int) -> str:
     facts = [
         f"row {number:,} of {len(rows):,}: {len(ids):,} of {rows.seq_len:,} tokens",
         f"{learned.sum():,} supervised ({learned.mean():.1%})",
+        *rows.row_facts(number),
     ]
-    if isinstance(rows, ChatDataset):
-        facts.append(counted(n_parts, "conversation"))
-        if removed := sum(rows.removed[chat] for chat in rows.rows[number]):
-            facts.append(f"{counted(removed, 'turn')} did not fit")
-        if len(ids) < rows.seq_len:
-            facts.append("padding not shown")
-    elif rows.packing == "isolate":
-        facts.append(counted(n_parts, "document"))
-    else:
-        facts.append(counted(int((ids == rows.eos_id).sum()), "end-of-text token"))
-    return ", ".join(facts)
-
-
-def _part_heading(rows: Rows, row: int, n: int, n_parts: int, learned: np.ndarray) -> str:
-    tokens = counted(len(learned), "token")
-    if isinstance(rows, ChatDataset):
-        chat = rows.rows[row][n]
-        removed = rows.removed[chat]
-        lost = f", without its first {counted(removed, 'turn')}" if removed else ""
-        where = one_line(rows.chats[chat].where)
-        return f"conversation {n + 1} of {n_parts}: {where}: {tokens}, {learned.sum():,} supervised{lost}"
-    return f"document {n + 1} of {n_parts}: {tokens}" if rows.packing == "isolate" else ""
+    return Row(", ".join(facts), parts)
 
 
 def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, learned: np.ndarray) -> list[Piece]:
@@ -199,7 +166,7 @@ def shown(piece: Piece) -> str:
 
 
 def as_text(
-    rows: Rows,
+    rows: RowDataset,
     tokenizer: PreTrainedTokenizerFast,
     row_numbers: Iterable[int],
     *,
@@ -294,7 +261,7 @@ sub { font-size: 10px; color: var(--faint); }
 
 
 def as_html(
-    rows: Rows,
+    rows: RowDataset,
     tokenizer: PreTrainedTokenizerFast,
     row_numbers: Iterable[int],
     *,

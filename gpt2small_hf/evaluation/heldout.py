@@ -6,7 +6,6 @@ Also which held-out tokens stand in the training text word for word: on those a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -14,22 +13,18 @@ from rich.console import Console
 from rich.progress import track
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
-from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.encoding import token_bytes
+from gpt2small_hf.data.dataset import TokenDataset, stream_blocks
+from gpt2small_hf.data.rows import IGNORED, RowDataset
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
 MOST_TRAINING_TOKENS = 100_000_000
 OVERLAP_TOKENS = 13
 """Held-out text that repeats training text measures memory, not language: the length of a repetition that Brown et al.
 (2020, appendix C) look for."""
-BLOCK = 4_000_000
-IGNORED = -100
 
 
-def heldout_losses(model: torch.nn.Module, rows: TokenDataset | ChatDataset, *, batch_size: int = 8) -> np.ndarray:
+def heldout_losses(model: torch.nn.Module, rows: RowDataset, *, batch_size: int = 8) -> np.ndarray:
     """Loss of the model on each predicted token, dropout off.
 
     Returns: nats, float64, flat, row after row. Of text, seq_len - 1 to a row: its first token has nothing before it.
@@ -53,20 +48,16 @@ def heldout_losses(model: torch.nn.Module, rows: TokenDataset | ChatDataset, *, 
     return np.concatenate(losses)
 
 
-def unigram_losses(
-    train: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset, *, vocab_size: int
-) -> np.ndarray:
+def unigram_losses(train: RowDataset, heldout: RowDataset, *, vocab_size: int) -> np.ndarray:
     """The same for a guess that knows only how frequent each token is in training: of chats, among those learned.
 
     Frequencies are those of the first 100 million training tokens, one added to each so that none is impossible.
     """
     counts = np.ones(vocab_size)
-    for tokens in [train.supervised()] if isinstance(train, ChatDataset) else _blocks(train, MOST_TRAINING_TOKENS):
+    for tokens in train.learned_tokens(MOST_TRAINING_TOKENS):
         counts += np.bincount(tokens, minlength=vocab_size)
     nats = -np.log(counts / counts.sum())
-    if isinstance(heldout, ChatDataset):
-        return nats[heldout.supervised()]
-    return nats[_predicted(heldout, heldout.tokens(0, len(heldout) * heldout.seq_len))].reshape(-1)
+    return nats[heldout.supervised_tokens()]
 
 
 def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = OVERLAP_TOKENS) -> np.ndarray:
@@ -80,18 +71,13 @@ def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int 
         return _predicted(heldout, np.zeros(len(stream), dtype=bool))
     wanted = np.unique(keys)
     found = np.zeros(len(wanted), dtype=bool)
-    for tokens in _blocks(train, MOST_TRAINING_TOKENS, overlap=length - 1):
+    for tokens in stream_blocks(train, MOST_TRAINING_TOKENS, overlap=length - 1):
         hashes = _hashes(tokens, length)
         places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
         found[places[wanted[places] == hashes]] = True
     seen = np.zeros(len(stream), dtype=bool)
     seen[length - 1 :] = found[np.searchsorted(wanted, keys)]
     return _predicted(heldout, seen)
-
-
-def predicted_bytes(heldout: TokenDataset, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Bytes of text of each predicted token, flat, in the order of `heldout_losses`; an end-of-text token has none."""
-    return _predicted(heldout, token_bytes(tokenizer, heldout.tokens(0, len(heldout) * heldout.seq_len))).reshape(-1)
 
 
 def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
@@ -112,17 +98,14 @@ def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
     }
 
 
-def standard_error(losses: np.ndarray, rows: TokenDataset | ChatDataset) -> float | None:
+def standard_error(losses: np.ndarray, rows: RowDataset) -> float | None:
     """How far the mean of `heldout_losses` may lie from that over more such rows: one standard error, in nats.
 
     Tokens of a row are alike, so rows are what is counted: the ratio estimator sqrt(n/(n-1) Σ(s - L m)²) / Σm over n
     rows of m tokens whose losses sum to s, L their mean (Cochran, Sampling Techniques, 1977, 2.11). Neighbouring rows
     of one document are alike too, which it does not know. None of a single row.
     """
-    if isinstance(rows, ChatDataset):
-        sizes = np.array([int((np.asarray(rows[i]["labels"])[1:] != IGNORED).sum()) for i in range(len(rows))])
-    else:
-        sizes = np.full(len(rows), rows.seq_len - 1)
+    sizes = rows.supervised_per_row()
     n = len(sizes)
     if n < 2:
         return None
@@ -133,13 +116,6 @@ def standard_error(losses: np.ndarray, rows: TokenDataset | ChatDataset) -> floa
 
 def _predicted(rows: TokenDataset, stream: np.ndarray) -> np.ndarray:
     return stream.reshape(len(rows), rows.seq_len)[:, 1:]
-
-
-def _blocks(rows: TokenDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
-    """The split's stream in blocks; each begins with the last `overlap` tokens of the one before."""
-    end = min(rows.n_tokens, most)
-    for start in range(0, end, BLOCK):
-        yield rows.tokens(max(0, start - overlap), min(start + BLOCK, end))
 
 
 def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:

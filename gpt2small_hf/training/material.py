@@ -24,6 +24,7 @@ from gpt2small_hf.data.conversations import Conversations, counted, describe_sou
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import pack_whole
+from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
@@ -46,8 +47,8 @@ STEPS_PER_EPOCH = 10
 class Material:
     """What a run is made from."""
 
-    rows: TokenDataset | ChatDataset
-    heldout: TokenDataset | ChatDataset | None
+    rows: RowDataset
+    heldout: RowDataset | None
     """None if all is trained on."""
     tokenizer: PreTrainedTokenizerFast
     config: GPT2SmallConfig
@@ -62,11 +63,6 @@ class Material:
     """For `resolved.json`: the model that the run begins with, and a fingerprint of it."""
     known_positions: int = 0
     """Positions that this model was trained on; 0 of initial weights."""
-
-    @property
-    def tokens_per_row(self) -> float:
-        """Tokens of a row, in the mean; of chats, those that are not filling."""
-        return self.rows.n_tokens / len(self.rows) if isinstance(self.rows, ChatDataset) else self.rows.seq_len
 
 
 def gather(args: Arguments, n_processes: int | None = None) -> Material:

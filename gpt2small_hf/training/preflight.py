@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
@@ -59,8 +60,8 @@ class Check:
 def preflight(
     trainer: LanguageModelTrainer,
     *,
-    rows: TokenDataset | ChatDataset,
-    heldout: TokenDataset | ChatDataset | None,
+    rows: RowDataset,
+    heldout: RowDataset | None,
     total_steps: int,
     tokens_per_step: int,
     folder_to_write: Path,
@@ -161,7 +162,7 @@ def _no_trace(trainer: LanguageModelTrainer, model: nn.Module) -> Iterator[None]
 # ---- the data ----------------------------------------------------------------------------------------------------
 
 
-def _batches(trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset) -> dict[int, Batch]:
+def _batches(trainer: LanguageModelTrainer, rows: RowDataset) -> dict[int, Batch]:
     """Rows evenly spread over a set, by number, each as the batch of one that the collator makes of it."""
     n = min(len(rows), ROWS_LOOKED_AT)
     return {row: trainer.data_collator([rows[row]]) for row in np.linspace(0, len(rows) - 1, n).astype(int).tolist()}
@@ -172,7 +173,7 @@ def _supervised(batch: Batch) -> Tensor:
     return batch["labels"][:, 1:] != -100
 
 
-def _text(trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset) -> Check:
+def _text(trainer: LanguageModelTrainer, rows: RowDataset) -> Check:
     tokenizer = trainer.processing_class
     if tokenizer is None:
         return Check("first row", "note", "there is no tokenizer to read it with.")
@@ -180,9 +181,7 @@ def _text(trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset) -> Ch
     return Check("first row", "ok", f"begins {text!r}")
 
 
-def _ids(
-    model: GPT2SmallForCausalLM, sets: Sequence[TokenDataset | ChatDataset], looked_at: dict[str, dict[int, Batch]]
-) -> Check:
+def _ids(model: GPT2SmallForCausalLM, sets: Sequence[RowDataset], looked_at: dict[str, dict[int, Batch]]) -> Check:
     found = [rows.largest_id for rows in sets]
     for batches in looked_at.values():
         found += [int(batch[key].max()) for batch in batches.values() for key in ("input_ids", "labels")]
@@ -212,7 +211,7 @@ def _labels(looked_at: dict[str, dict[int, Batch]]) -> Iterator[Check]:
 
 
 def _some_rows(
-    trainer: LanguageModelTrainer, rows: TokenDataset | ChatDataset, looked_at: dict[int, Batch], device: torch.device
+    trainer: LanguageModelTrainer, rows: RowDataset, looked_at: dict[int, Batch], device: torch.device
 ) -> Batch:
     """A batch of two to four rows that have labels; of the first row one label alone, so that their numbers differ."""
     with_labels = [row for row, batch in looked_at.items() if _supervised(batch).any()]
@@ -395,9 +394,7 @@ def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iter
         return
 
 
-def _positions(
-    model: GPT2SmallForCausalLM, rows: TokenDataset | ChatDataset, looked_at: dict[int, Batch], known: int
-) -> Check:
+def _positions(model: GPT2SmallForCausalLM, rows: RowDataset, looked_at: dict[int, Batch], known: int) -> Check:
     """Whether most of the context is learned: in this run, or before it."""
     if isinstance(rows, ChatDataset):
         reached, what = max(len(one.input_ids) for one in rows.encoded), "the longest chat has"
@@ -479,11 +476,10 @@ def _rate(trainer: LanguageModelTrainer, total_steps: int) -> Check:
     return Check("learning rate", "note", f"{course}: it does nothing but warm up; see --warmup_steps.")
 
 
-def _passes(rows: TokenDataset | ChatDataset, total_steps: int, tokens_per_step: int) -> Check:
-    if isinstance(rows, ChatDataset):  # chats are few, and always passed over some times
-        wanted = total_steps * tokens_per_step
-        return Check("tokens", "ok", f"{rows.n_tokens:,} are there: {wanted / rows.n_tokens:.1f} passes over the chats")
-    wanted, there = total_steps * tokens_per_step, len(rows) * rows.seq_len
+def _passes(rows: RowDataset, total_steps: int, tokens_per_step: int) -> Check:
+    wanted, there = total_steps * tokens_per_step, round(len(rows) * rows.tokens_per_row)
+    if rows.is_chat:  # several epochs are usual
+        return Check("tokens", "ok", f"{there:,} are there: {wanted / there:.1f} passes over the chats")
     says = f"{wanted:,} are trained on, {there:,} are there: {wanted / there:.1f} passes over the text"
     return Check("tokens", "note" if wanted > there else "ok", says)
 
@@ -505,7 +501,7 @@ def _disk(
     return Check("disk", "fail" if needed > free_bytes else "ok", says)
 
 
-def _seen(rows: TokenDataset | ChatDataset, heldout: TokenDataset | ChatDataset | None) -> Check:
+def _seen(rows: RowDataset, heldout: RowDataset | None) -> Check:
     if isinstance(rows, ChatDataset) and isinstance(heldout, ChatDataset):
         return _repeated(rows, heldout)
     if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):

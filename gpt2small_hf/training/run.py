@@ -25,7 +25,8 @@ from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TokenDataset
-from gpt2small_hf.data.show import Rows, as_text
+from gpt2small_hf.data.rows import RowDataset
+from gpt2small_hf.data.show import as_text
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, say
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
@@ -34,7 +35,6 @@ from gpt2small_hf.evaluation.heldout import (
     OVERLAP_TOKENS,
     heldout_losses,
     measures,
-    predicted_bytes,
     seen_in_training,
     standard_error,
     unigram_losses,
@@ -176,7 +176,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     check_memory(args, device=args.trainer.device)
     material = gather(args)
     rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
-    chats = isinstance(rows, ChatDataset)
+    chats = rows.is_chat
     in_batch = 0  # not known beforehand
     if not chats and not args.run.find_batch_size:
         in_batch = min(args.trainer.per_device_train_batch_size, len(rows)) * rows.seq_len
@@ -192,7 +192,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     rows_per_step = (
         args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size
     )
-    tokens_per_step = round(rows_per_step * material.tokens_per_row)
+    tokens_per_step = round(rows_per_step * rows.tokens_per_row)
     tokens = wanted_tokens(config, args.run.tokens, args.run.tokens_per_parameter, args.run.parameters_counted)
     if tokens is not None:
         args.trainer.max_steps = steps_for(tokens, tokens_per_step)
@@ -404,7 +404,7 @@ def count_parameters(model: Any) -> str:
     return f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters trained"
 
 
-def default_prompts(rows: Rows, heldout: Rows | None) -> tuple[list[str], str]:
+def default_prompts(rows: RowDataset, heldout: RowDataset | None) -> tuple[list[str], str]:
     """The prompts of a run that was given none, and where they are from, which decides whether they are published."""
     if isinstance(heldout, ChatDataset):
         return first_questions(heldout.chats), "held-out chats"
@@ -413,7 +413,7 @@ def default_prompts(rows: Rows, heldout: Rows | None) -> tuple[list[str], str]:
     return [PROMPT], "default"
 
 
-def prompts_in_training(prompts: list[str], rows: Rows) -> list[bool] | None:
+def prompts_in_training(prompts: list[str], rows: RowDataset) -> list[bool] | None:
     """Return for each prompt whether it is also a user's turn in the training chats; None of a run on text."""
     if not isinstance(rows, ChatDataset):
         return None
@@ -558,10 +558,7 @@ def finish_folder(
     weights = run.model / "model.safetensors"
     measured: dict[str, Any] = {"rows": {"rows": 0, "seq_len": rows.seq_len, "predicted_tokens": 0}}
     if heldout:
-        if isinstance(heldout, ChatDataset):
-            n_bytes = np.full(after.size, heldout.bytes_per_token)
-        else:
-            n_bytes = predicted_bytes(heldout, tokenizer)
+        n_bytes = heldout.supervised_bytes(tokenizer)
         scale = float(n_bytes.mean())
         measured = {
             "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
@@ -586,7 +583,7 @@ def finish_folder(
         measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
         write_jsonl(run.answers, answers)
     measured |= {"step": step, "last_step": last_step}
-    completions = complete(model, tokenizer, args.run.prompts or [], chat=isinstance(rows, ChatDataset))
+    completions = complete(model, tokenizer, args.run.prompts or [], chat=rows.is_chat)
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
     write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
     draw_charts(run)
@@ -594,7 +591,7 @@ def finish_folder(
         shutil.rmtree(run.former)
 
     for completion in completions:
-        if isinstance(rows, ChatDataset):
+        if rows.is_chat:
             print(f"\nasked: {completion['prompt']}\nanswered: {completion['greedy']}")
         else:
             print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")

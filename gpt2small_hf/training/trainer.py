@@ -23,8 +23,7 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
-from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.rows import PaddedLength, RowDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
 from gpt2small_hf.runs.files import give_usual_permissions, read_json, sync, write_json
 from gpt2small_hf.runs.layout import checkpoints_in, number_of
@@ -96,12 +95,10 @@ class LanguageModelTrainer(Trainer):
         self.eval_labels: int | None = None
         """Predicted tokens of the held-out rows, where these have different numbers of them."""
         rows, several = self.eval_dataset, self.args.world_size > 1
-        if isinstance(rows, ChatDataset):
+        if isinstance(rows, RowDataset) and (several or rows.is_chat):
             self.eval_labels = rows.n_supervised
-        elif several and isinstance(rows, TokenDataset):
-            self.eval_labels = len(rows) * (rows.seq_len - 1)
-        if several and isinstance(rows, (ChatDataset, TokenDataset)):
-            self.eval_dataset = Filled(rows, self.args.world_size * self.args.eval_batch_size)
+        if isinstance(rows, RowDataset) and several:
+            self.eval_dataset = PaddedLength(rows, self.args.world_size * self.args.eval_batch_size)
 
     def create_accelerator_and_postprocess(self) -> None:
         """Make the accelerator; see `Trainer`. In shards, its bfloat16 would round the loss to three digits."""

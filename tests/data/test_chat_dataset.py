@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.arguments import CHAT_PACKINGS, LOSS_ON, OVERLONG
 from gpt2small_hf.data.chat import encode, set_template
-from gpt2small_hf.data.chat_dataset import ChatDataset, Filled
+from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
+from gpt2small_hf.data.rows import PaddedLength
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 
@@ -109,7 +110,7 @@ def test_each_kept_conversation_is_whole_in_one_row_that_is_not_too_long(
     assert dataset.n_tokens == sum(len(ids) for ids, _ in found)
     learned = [label for _, labels in found for label in labels if label != -100]
     assert dataset.n_supervised == len(learned)
-    assert dataset.supervised().tolist() == learned
+    assert dataset.supervised_tokens().tolist() == learned
     assert dataset.largest_id == max(id for ids, _ in found for id in ids)
 
 
@@ -393,7 +394,7 @@ def test_the_reference_series_rows_are_byte_for_byte_its_own():
         chats = read_conversations([name], [f"{path}[:1]"], validation_fraction=0)["train"].chats
         dataset = ChatDataset(chats, tokenizer, seq_len=1024, packing="padding")
         assert row_texts(dataset, tokenizer) == [instruction_text(row) for row in rows[part]]
-        learned = str(tokenizer.decode(dataset.supervised())).split("<|endoftext|>")
+        learned = str(tokenizer.decode(dataset.supervised_tokens())).split("<|endoftext|>")
         assert learned == [*(row["output"] for row in rows[part]), ""]
 
 
@@ -406,9 +407,9 @@ def test_empty_rows_fill_a_set_up_to_a_multiple_and_have_nothing_to_learn(tiny_t
     ]
     for packing in CHAT_PACKINGS:
         rows = ChatDataset(chats, tokenizer, seq_len=64, packing=packing)
-        filled = Filled(rows, 4)
+        filled = PaddedLength(rows, 4)
         assert len(filled) == math.ceil(len(rows) / 4) * 4
         batch = rows.collate([filled[number] for number in range(len(filled))])
         assert batch["labels"].ne(-100).sum() == rows.n_supervised
         assert batch.keys() == rows.collate([rows[0]]).keys()
-        assert len(Filled(rows, 1)) == len(rows)
+        assert len(PaddedLength(rows, 1)) == len(rows)
