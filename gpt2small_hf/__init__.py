@@ -4,10 +4,9 @@ Importing this package registers its classes: `AutoModelForCausalLM.from_pretrai
 """
 
 import importlib
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpt2small_hf.invocation import entry_point
 from gpt2small_hf.peft_targets import register as register_peft_targets
 
 if TYPE_CHECKING:
@@ -38,18 +37,6 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _is_own_command() -> bool:
-    """Whether this process is one of our commands, which read their flags before they import torch."""
-    program = getattr(sys, "argv", None) or [""]
-    if program[0] == "-m":  # the module's name is not yet in place: it is the word before the program's arguments
-        return sys.orig_argv[-len(program)].removeprefix("-m").split(".")[0] == __name__
-    path = Path(program[0])
-    if path.stem == "gpt2small" and path.suffix in ("", ".exe"):  # the console script
-        return True
-    checkout = Path(__file__).resolve().parents[1]
-    return path.resolve() in (checkout / "train.py", checkout / "upload" / "push.py")
-
-
 register_peft_targets()
-if not _is_own_command():
+if entry_point() is None:  # our own commands read their flags before they import torch
     importlib.import_module("gpt2small_hf.model")  # registers the classes; importing torch takes seconds

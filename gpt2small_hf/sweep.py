@@ -1,12 +1,11 @@
 """Recipes → runs with several seeds, and what each change brings: `python -m gpt2small_hf sweep FOLDER`.
 
-Each run is train.py's, in a process of its own. Statistics, table and chart are `report/sweep.py`'s.
+Each run is one of `train`, in a process of its own. Statistics, table and chart are `report/sweep.py`'s.
 """
 
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
 from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
+from gpt2small_hf.invocation import command
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
 from gpt2small_hf.runs.files import locked, read_json
 from gpt2small_hf.runs.layout import RunFolder
@@ -32,7 +32,6 @@ from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_ch
 if TYPE_CHECKING:
     from gpt2small_hf.commands.sweep import SweepArguments
 
-TRAIN = Path(__file__).parents[1] / "train.py"
 LINES_OF_TAIL = 15
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -50,7 +49,7 @@ class Job:
 
     @property
     def words(self) -> list[str]:
-        """What follows `train.py`."""
+        """What follows `train`."""
         seeds = ["--init_seed", str(self.init_seed), "--seed", str(self.seed), "--data_seed", str(self.seed)]
         return [str(self.recipe), *seeds, "--output_dir", str(self.folder.root)]
 
@@ -66,8 +65,6 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
     if args.table_only:
         print(write_report(folder, recipes))
         return
-    if not TRAIN.is_file():
-        raise UsageError(f"{TRAIN} is not there: runs are train.py's, which is in a checkout beside the package.")
     jobs = [job for job in plan(recipes, args, folder) if not args.only or job.recipe.stem in args.only]
     folder.root.mkdir(parents=True, exist_ok=True)
     with alone(folder, plan(recipes, args, folder)):
@@ -86,7 +83,7 @@ def sweep(recipes_dir: Path, args: SweepArguments) -> None:
             run_all(waiting, n_jobs=args.n_jobs, overwrite=changed)
         finally:
             print(write_report(folder, recipes))
-    print(f"next: python -m gpt2small_hf report {shlex.quote(str(folder.root))}/*-i1-t1")
+    print(f"next: {command('report', str(folder.root))}/*-i1-t1")
 
 
 def plan(recipes: dict[str, Path], args: SweepArguments, folder: SweepFolder) -> list[Job]:
@@ -249,10 +246,10 @@ def begin(job: Job, *, overwrite: bool) -> subprocess.Popen[bytes]:
     """Start a run, all it says going to its log."""
     words = [*job.words, *(["--overwrite"] if overwrite else [])]
     with job.log.open("a", encoding="utf-8") as log:
-        log.write(f"$ {shlex.join(['python', 'train.py', *words])}\n")
+        log.write(f"$ {command('train', *words)}\n")
         log.flush()
         return subprocess.Popen(
-            [sys.executable, str(TRAIN), *words],
+            [sys.executable, "-m", "gpt2small_hf", "train", *words],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

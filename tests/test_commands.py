@@ -19,6 +19,8 @@ OURS = ["-m", "gpt2small_hf"]
 TINY_STEPS = ["--max_steps", "3", "--eval_strategy", "no"]
 MISTAKES = {
     "train.py --help": None,
+    "-m gpt2small_hf train --help": None,
+    "-m gpt2small_hf train absent.yaml": "Cannot read the recipe absent.yaml",
     "train.py --hiden_size 3": "Did you mean --hidden_size?",
     "train.py --max_steps many": "'many' is not a whole number",
     "train.py --bf16 maybe": "--bf16",
@@ -41,8 +43,6 @@ MISTAKES = {
     "train.py --hidden_size 65": "hidden_size 65 is not a multiple of num_attention_heads 4",
     "train.py --hidden_size 200000": "this machine has",
     "train.py --init_from x --chat_data absent.jsonl": "absent.jsonl does not exist",
-    "-m gpt2small_hf --help": None,
-    "-m gpt2small_hf prepair": "Did you mean prepare?",
     "-m gpt2small_hf prepare --help": None,
     "-m gpt2small_hf prepare --txt x": "Did you mean --text?",
     "-m gpt2small_hf prepare --text absent.txt": "absent.txt does not exist",
@@ -83,6 +83,13 @@ def run(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-X", "importtime", *script, *words], cwd=place, capture_output=True, text=True
     )
+
+
+@pytest.mark.parametrize("words", ["-m gpt2small_hf", "-m gpt2small_hf --help", "-m gpt2small_hf trian"])
+def test_list_of_commands_imports_no_parser_and_no_array(words, tmp_path):
+    done = run(words.split(), tmp_path)
+    assert done.returncode == (2 if "trian" in words else 0)
+    assert not {"argparse", "yaml", "numpy", "torch", "transformers"} & imported(done)
 
 
 def imported(done: subprocess.CompletedProcess[str]) -> set[str]:

@@ -106,4 +106,4 @@ def test_editable_install_works_from_the_parent_of_the_clone(tmp_path):
     )
     assert done.stdout.strip() == str(clone.resolve() / "gpt2small_hf" / "__init__.py")
     script = next(site_packages.glob("*.dist-info")) / "entry_points.txt"
-    assert "gpt2small = gpt2small_hf.__main__:run" in script.read_text(encoding="utf-8")
+    assert "gpt2small = gpt2small_hf.cli:main" in script.read_text(encoding="utf-8")

@@ -36,7 +36,7 @@ def test_a_recipe_for_eight_gpus_is_planned_without_one(capsys):
     assert "C = 2.03e+18 FLOPs, without embeddings and head" in shown
     assert "D = 3,260,252,160 tokens, N = 163,009,536 parameters (all), tau = 1.084·(D/N)^-0.527 = 0.224" in shown
     assert "Power Lines: 134.7 rows, of 2,048 tokens in its paper; of 1,024: 137,910 tokens" in shown
-    assert f"next: python train.py {FULL_SIZE} {' '.join(words)}\n" in shown
+    assert f"next: gpt2small train {FULL_SIZE} {' '.join(words)}\n" in shown
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_mistake_is_one_line(words, message):
 
 def test_an_installed_package_without_examples_asks_for_a_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("gpt2small_hf.commands.plan.TINY", tmp_path / "examples" / "tiny.yaml")
-    with pytest.raises(UsageError, match=r"^name a recipe: python -m gpt2small_hf plan recipe\.yaml\."):
+    with pytest.raises(UsageError, match=r"^name a recipe: gpt2small plan recipe\.yaml\."):
         main(["--device_name", "H100"])
     with pytest.raises(SystemExit) as done:
         main(["--help"])
@@ -253,7 +253,7 @@ def test_the_command_ends_with_the_next_and_mistakes_with_status_two():
     command = [sys.executable, "-m", "gpt2small_hf", "plan"]
     done = subprocess.run([*command, "--tokens", "3_000_000"], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("next: python train.py --tokens 3_000_000\n")
+    assert done.stdout.endswith("next: python -m gpt2small_hf train --tokens 3_000_000\n")
     done = subprocess.run([*command, "--mfu", "2"], capture_output=True, text=True, cwd=REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
 

@@ -298,12 +298,6 @@ def test_the_table_is_made_again_from_files_alone(tmp_path, monkeypatch, capsys)
     assert not (tmp_path / "data").exists()
 
 
-def test_outside_a_checkout_it_says_that_train_py_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2small_hf.sweep.TRAIN", tmp_path / "train.py")
-    with pytest.raises(UsageError, match=r"train\.py is not there: runs are train\.py's"):
-        main([str(write_recipes(tmp_path))])
-
-
 def test_a_folder_without_a_baseline_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"has no baseline\.yaml to compare with"):
         main([str(tmp_path)])

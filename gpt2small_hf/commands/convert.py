@@ -6,14 +6,15 @@ from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 from gpt2small_hf.runs.layout import check_named
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf convert`."""
+    """Run `convert`."""
     parser = FlagParser(
-        prog="python -m gpt2small_hf convert",
+        prog=command("convert"),
         description="Turn a GPT-2 of another code base into a folder of ours, or ours into one that any GPT-2 reader "
         "takes without remote code. Nothing in SRC is run.",
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import without_flags
+from gpt2small_hf.invocation import command
 from gpt2small_hf.training import budget
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
@@ -46,14 +46,14 @@ class PlanArguments:
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf plan`."""
+    """Run `plan`."""
     from gpt2small_hf.training.arguments import complete, read_with
     from gpt2small_hf.training.paths import check_paths
 
     args, planned = read_with(
         words,
         TINY if TINY.is_file() else None,  # a wheel has no examples
-        prog="python -m gpt2small_hf plan",
+        command_name="plan",
         purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
         more=(PlanArguments,),
     )
@@ -63,4 +63,4 @@ def main(words: list[str]) -> None:
     training = without_flags(words, {setting.name for setting in fields(PlanArguments)})
     # A plan for another machine does not ask whether this one can compute in bfloat16.
     complete(args, any_precision=True)
-    print(f"{describe(args, planned)}\n\nnext: python train.py {shlex.join(training)}".rstrip())
+    print(f"{describe(args, planned)}\n\nnext: {command('train', *training)}")

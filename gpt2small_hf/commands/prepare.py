@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 from gpt2small_hf.runs.layout import check_named
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf prepare`."""
+    """Run `prepare`."""
     parser = FlagParser(
         PrepareArguments,
-        prog="python -m gpt2small_hf prepare",
-        usage="python -m gpt2small_hf prepare --text FILES … | --dataset ID [--flag value …]",
+        prog=command("prepare"),
+        usage=f"{command('prepare')} --text FILES … | --dataset ID [--flag value …]",
         description="Make a folder of token files from text. Without flags: from the Python documentation.",
     )
     parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
@@ -35,6 +35,6 @@ def main(words: list[str]) -> None:
 
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
     if "validation" in read_meta(folder)["splits"]:
-        print(f"next: python train.py --data_dir {shlex.quote(str(folder))}")
+        print(f"next: {command('train', '--data_dir', str(folder))}")
     else:
-        print(f"next: python train.py --data_dir {shlex.quote(str(folder))} --eval_strategy no (no text is held out)")
+        print(f"next: {command('train', '--data_dir', str(folder), '--eval_strategy', 'no')} (no text is held out)")

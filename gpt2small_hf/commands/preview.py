@@ -8,24 +8,25 @@ from pathlib import Path
 
 from gpt2small_hf.data.arguments import ChatFlags, PreviewArguments
 from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 from gpt2small_hf.runs.layout import DataFolder, check_named
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf preview`."""
+    """Run `preview`."""
     parser = FlagParser(
         PreviewArguments,
         ChatFlags,
-        prog="python -m gpt2small_hf preview",
-        usage="python -m gpt2small_hf preview DATA … [--flag value …]",
+        prog=command("preview"),
+        usage=f"{command('preview')} DATA … [--flag value …]",
         description="Show what a model would be trained on, row by row: the template in force, what of it is learned "
         "and what did not fit.",
     )
     parser.add_argument(
         "DATA",
         nargs="+",
-        help="Chats, as --chat_data of train.py takes them: files, folders, Hub ids, NAME[:100] for some rows. "
+        help="Chats, as `train --chat_data` takes them: files, folders, Hub ids, NAME[:100] for some rows. "
         "Or one folder that `prepare` has written.",
     )
     parser.add_argument("--ids", action="store_true", help="Show the ids of the tokens.")

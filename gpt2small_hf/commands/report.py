@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.layout import RunFolder, check_run
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf report`."""
+    """Run `report`."""
     parser = FlagParser(
-        prog="python -m gpt2small_hf report",
+        prog=command("report"),
         description="Write report.md into each run folder: what the run is, its results, charts and symptoms, and how "
         "its text became coherent. Several runs are also compared. A run need not be finished.",
     )
-    parser.add_argument("RUN", nargs="+", type=Path, help="A run folder, as train.py wrote it.")
+    parser.add_argument("RUN", nargs="+", type=Path, help="A run folder.")
     (args,) = parser.fill(words)
     for root in args.RUN:
         check_run(RunFolder(root))

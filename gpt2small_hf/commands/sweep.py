@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE, FlagParser, find_recipes
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 
 
@@ -51,11 +52,11 @@ class SweepArguments:
 
 
 def main(words: list[str]) -> None:
-    """`python -m gpt2small_hf sweep`."""
+    """Run `sweep`."""
     parser = FlagParser(
         SweepArguments,
-        prog="python -m gpt2small_hf sweep",
-        usage="python -m gpt2small_hf sweep FOLDER [--flag value …]",
+        prog=command("sweep"),
+        usage=f"{command('sweep')} FOLDER [--flag value …]",
         description="Run every recipe of a folder with several seeds, and say which changes of the held-out loss are "
         f"larger than its noise. The folder has a {BASELINE}.yaml, which the others are compared with. When it was "
         "stopped, the same command goes on.",

@@ -1,4 +1,4 @@
-"""The settings of `prepare`, of `preview` and of chats, which `train.py` has too. Nothing here imports torch."""
+"""The settings of `prepare`, of `preview` and of chats, which `train` has too. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class PreviewArguments:
         default=None,
         metadata={
             "help": "How rows are made. Of chats: padding (unset), one conversation to a row; best_fit, several. Of "
-            "prepared text: stream (unset), bos_bestfit, isolate. train.py --help says what they are."
+            "prepared text: stream (unset), bos_bestfit, isolate. `train --help_all` explains them."
         },
     )
     split: Literal["train", "validation"] | None = field(
@@ -230,9 +230,9 @@ class PreviewArguments:
 
 @dataclass
 class ChatFlags(ChatArguments):
-    """What `train.py` has for chats, without the names of the data."""
+    """What `train` has for chats, without the names of the data."""
 
-    _argument_group_name = "chats, as train.py has them"
+    _argument_group_name = "chats, as for train"
 
     chat_data: list[str] | None = field(init=False, default=None)
     validation_data: list[str] | None = field(init=False, default=None)

@@ -22,6 +22,7 @@ from gpt2small_hf.data.conversations import Conversation, Message, counted
 from gpt2small_hf.data.packing import pack_whole
 from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.invocation import command
 
 
 @dataclass
@@ -141,7 +142,7 @@ class ChatDataset(RowDataset):
             mend = "Raise --max_length or --seq_len" + (", or take --overlong keep_end" if overlong == "drop" else "")
             reasons.append(f"{self.counts.too_long:,} are longer than {limit:,} tokens. {mend}")
         if self.counts.nothing_to_learn:
-            mend = "Look at them: python -m gpt2small_hf preview"
+            mend = f"Look at them: {command('preview')}"
             reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised, as nobody answers. {mend}")
         whole = counted(self.counts.conversations, "conversation")
         return f"of {whole} nothing is left to learn from: {'; '.join(reasons)}."

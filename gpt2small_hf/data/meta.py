@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import DataFolder
 
@@ -28,7 +29,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if data.unfinished().root.exists():
         raise UsageError(f"{folder} is not finished: its preparation was stopped. The same command finishes it.")
     what = "is not a prepared set (it has no meta.json)" if data.root.exists() else "does not exist"
-    raise UsageError(f"{folder} {what}. Make one: python -m gpt2small_hf prepare --text FILES --output_dir {folder}")
+    raise UsageError(f"{folder} {what}. Make one: {command('prepare', '--text', 'FILES', '--output_dir', str(folder))}")
 
 
 def check_whole(folder: Path, meta: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import as_flags
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import read_json, whole
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
 
@@ -106,7 +106,7 @@ def _open_text(
         ("tokenizer", f"{vocabulary['name']}, {vocabulary['vocab_size']:,} entries"),
     ]
     given = as_flags({"data_dir": names[0], "seq_len": args.seq_len, "packing": args.packing})
-    return rows, load_tokenizer(str(DataFolder(folder).tokenizer)), facts, shlex.join(["python", "train.py", *given])
+    return rows, load_tokenizer(str(DataFolder(folder).tokenizer)), facts, command("train", *given)
 
 
 def _open_chats(
@@ -176,7 +176,7 @@ def _open_chats(
     # The recipe has a context of its own; what was shown is this one. That of a base is not made shorter: its rows are.
     given |= {"max_position_embeddings": max(seq_len, of_base) if place else args.seq_len}
     given |= {"seq_len": seq_len if seq_len < of_base else None, "packing": args.packing}
-    return rows, tokenizer, facts, shlex.join(["python", "train.py", "examples/chat.yaml", *as_flags(given)])
+    return rows, tokenizer, facts, command("train", "examples/chat.yaml", *as_flags(given))
 
 
 def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: int, *, least: int) -> str:

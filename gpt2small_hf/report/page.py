@@ -1,4 +1,4 @@
-"""Run folders → a page to look at for each, and a table beside each other. Door: `python -m gpt2small_hf report RUN …`.
+"""Run folders → a page to look at for each, and a table beside each other. Command: `report RUN …`.
 
 Everything is read from the run's files; pictures are `charts.py`'s, tables `tables.py`'s.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
@@ -350,6 +351,6 @@ def next_command(run: Run) -> str:
     """A line that goes on from here: let the model write, or look again."""
     model = run.folder.model if run.folder.model.is_dir() else run.newest
     if model is None:
-        return f"python -m gpt2small_hf report {shlex.quote(str(run.folder.root))}"
+        return command("report", str(run.folder.root))
     question = [run.resolved["run"]["prompts"][0]] if run.chats else []
     return shlex.join(["python", "examples/use_from_hub.py", str(model), *question])

@@ -178,7 +178,7 @@ def check_named(flag: str, name: str | None) -> None:
 def check_run(folder: RunFolder) -> None:
     """Raise: UsageError if a folder is not a run's, or its `resolved.json` is not as train.py wrote it."""
     if not folder.resolved.is_file():
-        raise UsageError(f"{folder.root} is not a run folder. Name one that train.py wrote, such as runs/tiny.")
+        raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
     resolved, parts = read_json(folder.resolved), {"run", "data", "model", "trainer", "device", "made_by"}
     if not isinstance(resolved, dict) or not parts <= resolved.keys():
         raise UsageError(f"{folder.resolved} is damaged: settings of the run are missing. Restore the file.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gpt2small_hf.invocation import command_line
 from gpt2small_hf.runs.files import sha256
 
 
@@ -32,13 +32,6 @@ def made_by(inputs: Iterable[Path] = ()) -> dict[str, Any]:
 def model_code() -> dict[str, str]:
     """SHA-256 of the files of `model/`, whose code is saved with each model."""
     return {path.name: sha256(path) for path in sorted((Path(__file__).parents[1] / "model").glob("*.py"))}
-
-
-def command_line() -> str:
-    """The command as it can be typed again from a checkout, without the folder of the program."""
-    program = Path(sys.argv[0])
-    door = "-m gpt2small_hf" if program.name == "__main__.py" else program.name
-    return shlex.join(["python", *door.split(), *sys.argv[1:]])
 
 
 def git_commit() -> str | None:

@@ -18,6 +18,7 @@ from gpt2small_hf.data.arguments import CHAT_PACKINGS, PACKINGS, ChatArguments, 
 from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json
 from gpt2small_hf.runs.layout import RunFolder
 
@@ -114,7 +115,7 @@ class RunArguments:
     data_dir: Path | None = field(
         default=None,
         metadata={
-            "help": "Folder written by `python -m gpt2small_hf prepare`. Unset: the text named below is prepared, "
+            "help": "Folder written by the command `prepare`. Unset: the text named below is prepared, "
             "in data/, and found there again by the next run that names the same."
         },
     )
@@ -418,6 +419,8 @@ class Arguments:
     model: Any
     trainer: TrainerArguments
     """Until `complete`, the `TrainerSettings` that they are made of."""
+    words: list[str]
+    """The command line: recipe and flags as they are given."""
     named: set[str]
     """The settings that recipe or flags name; the others have their defaults."""
 
@@ -432,7 +435,7 @@ def parse_arguments(words: list[str], default_recipe: Path) -> Arguments:
 
 def read_arguments(words: list[str], default_recipe: Path) -> Arguments:
     """What `parse_arguments` reads, without what only torch can tell. Raises: as `parse_arguments`."""
-    return read_with(words, default_recipe, prog="python train.py", purpose="Train a model from scratch.")[0]
+    return read_with(words, default_recipe, command_name="train", purpose="Train a model.")[0]
 
 
 def complete(args: Arguments, *, any_precision: bool = False) -> Arguments:
@@ -459,7 +462,7 @@ def read_with(
     words: list[str],
     default_recipe: Path | None,
     *,
-    prog: str,
+    command_name: str,
     purpose: str,
     more: tuple[type, ...] = (),
 ) -> tuple[Any, ...]:
@@ -468,6 +471,7 @@ def read_with(
     Returns: the `Arguments` of `read_arguments`, then an instance of each of `more`.
     Raises:  as `parse_arguments`; UsageError if no recipe is named and there is no `default_recipe`.
     """
+    prog, typed = command(command_name), words
     default = f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}." if default_recipe else ""
     parser = FlagParser(
         *more,
@@ -506,7 +510,7 @@ def read_with(
     folder = trainer.output_dir
     run.output_dir = Path(folder) if folder else Path("runs") / recipe_path.stem
     trainer.output_dir = str(RunFolder(run.output_dir).checkpoints)
-    args = Arguments(recipe_path, run, data, chat, model, trainer, named=given(words))
+    args = Arguments(recipe_path, run, data, chat, model, trainer, typed, named=given(words))
     settle(args)
     return args, *others
 
@@ -612,7 +616,7 @@ def keep_best(trainer: TrainerArguments) -> None:
 
 def whole_recipe(words: list[str], default_recipe: Path) -> dict[str, Any]:
     """Every setting of ours, and of the Trainer's those that we or the recipe set, as they are in force."""
-    args, *_ = read_with(words, default_recipe, prog="python train.py", purpose="")
+    args, *_ = read_with(words, default_recipe, command_name="train", purpose="")
     complete(args, any_precision=True)
     sizes = vars(args.model)
     if args.run.init_from is not None:  # the model has its own

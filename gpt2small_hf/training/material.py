@@ -29,6 +29,7 @@ from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import as_flags
+from gpt2small_hf.invocation import command
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
@@ -129,7 +130,7 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
     if tokenizer.get_vocab() != own.get_vocab():
         raise UsageError(
             f"{data_dir} was prepared with another tokenizer than that of {base.name}. "
-            f"Prepare the text again: python -m gpt2small_hf prepare --tokenizer {base.name} …"
+            f"Prepare the text again: {command('prepare', '--tokenizer', str(base.name))} …"
         )
     return Material(
         rows,

@@ -10,6 +10,7 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import find_files
 from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder, check_named
 from gpt2small_hf.training.arguments import OPTIMIZERS, REPORTERS, Arguments
@@ -85,8 +86,8 @@ def locate_base(name: str) -> tuple[str, Path]:
             raise UsageError(f"--init_from {name} {why}. Name a run, a model folder or a checkpoint{named}.") from None
         first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
         raise UsageError(
-            f"--init_from {name}: no such folder in {Path.cwd()} (a run has to be done first: `python train.py` makes "
-            f"runs/tiny), and the Hub gave no model ({first})."
+            f"--init_from {name}: no such folder in {Path.cwd()} (a run has to be done first: `{command('train')}` "
+            f"makes runs/tiny), and the Hub gave no model ({first})."
         ) from None
     assert described is not None
     assert weights is not None
@@ -97,6 +98,6 @@ def locate_base(name: str) -> tuple[str, Path]:
     if kind != model_type:
         raise UsageError(
             f"--init_from {name} is a model of type {kind}, not {model_type}. Make it ours: "
-            f"python -m gpt2small_hf convert {name} OURS --to gpt2small"
+            f"{command('convert', name, 'OURS', '--to', 'gpt2small')}"
         )
     return name, Path(weights)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -40,6 +39,7 @@ from gpt2small_hf.evaluation.heldout import (
     unigram_losses,
 )
 from gpt2small_hf.flags import recipe_text, without_flags
+from gpt2small_hf.invocation import command
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import (
@@ -134,7 +134,7 @@ def check_launch(args: Arguments) -> None:
         dist.barrier()  # or the launcher may end rank 0, which prints the error, because another was first to exit
     raise UsageError(
         f"{n_launched} processes were launched (WORLD_SIZE), but each would train alone. Without a GPU, add --use_cpu. "
-        "To train in one process, run python train.py without a launcher."
+        f"To train in one process, run {command('train')} without a launcher."
     )
 
 
@@ -278,10 +278,10 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     if checkpoint is None:
         said_by_first(lambda: inspect(trainer, args, material, tokens_per_step))
     if args.run.preflight_only:
-        words = without_flags(sys.argv[1:], {"preflight_only"})
-        if words == sys.argv[1:]:  # the recipe says it
+        words = without_flags(args.words, {"preflight_only"})
+        if words == args.words:  # the recipe says it
             words += ["--preflight_only", "false"]
-        print(f"next: python train.py {shlex.join(words)}".rstrip())
+        print(f"next: {command('train', *words)}")
         return run
     if first:
         begin_folder(args, run, settings, material)
@@ -314,7 +314,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                 f"{args.run.command_to_resume} writes the rest."
             ) from None
         print(f"done in {duration(time.perf_counter() - began)} · wrote {run.root}")
-        print(f"next: python -m gpt2small_hf report {shlex.quote(str(run.root))}")
+        print(f"next: {command('report', str(run.root))}")
     return run
 
 

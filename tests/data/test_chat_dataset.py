@@ -316,7 +316,7 @@ def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokeni
     assert said([long], overlong="drop").endswith("Raise --max_length or --seq_len, or take --overlong keep_end.")
     assert said([question]) == (
         "of 1 conversation nothing is left to learn from: in 1 no token is supervised, as nobody answers. "
-        "Look at them: python -m gpt2small_hf preview."
+        "Look at them: gpt2small preview."
     )
     assert "1 are longer than 64 tokens" in said([question, long])
     assert "in 1 no token is supervised" in said([question, long])

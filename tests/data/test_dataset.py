@@ -122,7 +122,7 @@ def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
 
 
 def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
-    with pytest.raises(UsageError, match=r"does not exist\. Make one: python -m gpt2small_hf prepare"):
+    with pytest.raises(UsageError, match=r"does not exist\. Make one: gpt2small prepare"):
         read_meta(tmp_path / "absent")
     with pytest.raises(UsageError, match=r"is not a prepared set \(it has no meta\.json\)"):
         read_meta(tmp_path)

@@ -437,7 +437,7 @@ def test_the_next_command_has_the_settings_that_were_looked_at(preview: Callable
     assert "⟨[INST]⟩" in shown
     next_line = shown.splitlines()[-1]
     assert shlex.split(next_line.removeprefix("next: ")) == [
-        *("python", "train.py", "examples/chat.yaml", "--chat_data", chats, f"{chats}[:1]", "--template", "llama2"),
+        *("gpt2small", "train", "examples/chat.yaml", "--chat_data", chats, f"{chats}[:1]", "--template", "llama2"),
         *("--add_special_tokens", "true", "--loss_on", "last"),
         *("--max_position_embeddings", "200", "--packing", "best_fit"),
     ]
@@ -527,7 +527,7 @@ def test_a_prepared_folder_is_shown_by_its_own_tokenizer(preview: Callable[..., 
     assert facts(shown)["rows"].startswith(f"{len(rows)} of 64 tokens (isolate), {rows.cropped_share:.1%} of the")
     assert facts(shown)["tokenizer"] == "trained here, 257 entries"
     assert len(re.findall(r"^row ", shown, re.MULTILINE)) == 2
-    assert shown.endswith(f"next: python train.py --data_dir {folder} --seq_len 64 --packing isolate\n")
+    assert shown.endswith(f"next: gpt2small train --data_dir {folder} --seq_len 64 --packing isolate\n")
     held_out = preview(folder, "--split", "validation")
     n_tokens = TokenDataset(folder, "validation", 1).n_tokens
     assert n_tokens < 256
@@ -620,7 +620,7 @@ def test_help_lists_the_flags(capsys: pytest.CaptureFixture[str]):
         main(["--help"])
     assert end.value.code == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("usage: python -m gpt2small_hf preview DATA … [--flag value …]\n")
+    assert shown.startswith("usage: gpt2small preview DATA … [--flag value …]\n")
     for flag in ("--template", "--loss_on", "--overlong", "--tokenizer", "--n_rows", "--ids", "--html"):
         assert f"\n  {flag} " in shown or f"\n  {flag}\n" in shown
     assert "--chat_data TEXT" not in shown

@@ -3,14 +3,12 @@
 import html
 import re
 import shutil
-import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.__main__ import main as door
+from gpt2small_hf import GPT2SmallForCausalLM, cli
 from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import comparison_rows, ladders, loss_then, rungs, status, troubles
@@ -37,9 +35,8 @@ def blocks(page):
     return [html.unescape(block) for block in re.findall(r"<code.*?>(.*?)</code>", rendered(page), flags=re.DOTALL)]
 
 
-def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpt2small_hf", "report", str(run.root)])
-    door()
+def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, capsys):
+    assert cli.main(["report", str(run.root)]) == 0
     page = run.report.read_text(encoding="utf-8")
     _, results = heldout_rows(read_json(run.heldout))
     for line in results:
@@ -146,7 +143,7 @@ def test_a_run_that_logged_nothing_yet_has_a_page(run, capsys):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     main([str(run.root)])
     assert "Not finished: no step was logged." in run.report.read_text(encoding="utf-8")
-    assert f"next: python -m gpt2small_hf report {run.root}" in capsys.readouterr().out
+    assert f"next: gpt2small report {run.root}" in capsys.readouterr().out
 
 
 def test_symptoms_and_skipped_steps_are_told(run):

@@ -244,7 +244,7 @@ def test_preflight_shows_all_it_looked_at_and_touches_no_run(tmp_path, monkeypat
         said = capsys.readouterr().out
         assert "causality        ok" in said
         assert "learning rate" in said
-        assert "next: python train.py" in said
+        assert "next: gpt2small train" in said
     assert not (tmp_path / "new").exists()
     assert {path: sha256(path) for path in tiny_run.root.rglob("*") if path.is_file()} == files
     with pytest.raises(UsageError, match="warm"):

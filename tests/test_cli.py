@@ -1,0 +1,60 @@
+"""The table of commands, and lines that are printed as the user typed the command."""
+
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+from gpt2small_hf import cli
+from gpt2small_hf.invocation import command, command_line
+
+PACKAGE = REPOSITORY / "gpt2small_hf"
+STARTED = {  # how → sys.argv[0], the command `train` and the command `report`, as they are printed
+    "console script": ("/opt/venv/bin/gpt2small", "gpt2small train", "gpt2small report"),
+    "console script on Windows": ("gpt2small.exe", "gpt2small train", "gpt2small report"),
+    "module": (PACKAGE / "__main__.py", "python -m gpt2small_hf train", "python -m gpt2small_hf report"),
+    "train.py": (REPOSITORY / "train.py", "python train.py", "python -m gpt2small_hf report"),
+    "upload/push.py": (REPOSITORY / "upload" / "push.py", "python train.py", "python -m gpt2small_hf report"),
+    "a notebook": ("ipykernel_launcher.py", "gpt2small train", "gpt2small report"),
+    "another train.py": ("/srv/other/train.py", "gpt2small train", "gpt2small report"),
+}
+
+
+@pytest.mark.parametrize("how", STARTED)
+def test_next_command_is_typed_as_this_one_was(how, monkeypatch):
+    program, train, report = STARTED[how]
+    monkeypatch.setattr(sys, "argv", [str(program), "prepare"])
+    assert command("train", "my recipe.yaml", "--bf16") == f"{train} 'my recipe.yaml' --bf16"
+    assert command("report", "runs/tiny") == f"{report} runs/tiny"
+    assert cli.help_text().startswith(f"usage: {report.removesuffix(' report')} COMMAND ")
+
+
+@pytest.mark.parametrize(
+    ("program", "start"),
+    [
+        ("/opt/venv/bin/gpt2small", "gpt2small"),
+        (PACKAGE / "__main__.py", "python -m gpt2small_hf"),
+        (REPOSITORY / "train.py", "python train.py"),
+        ("/srv/notebooks/mine.py", "python mine.py"),
+    ],
+)
+def test_recorded_command_line_has_no_folder_of_the_program(program, start, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(program), "--text", "a b.txt"])
+    assert command_line() == f"{start} --text 'a b.txt'"
+
+
+def test_unknown_command_names_the_nearest(capsys):
+    assert cli.main(["sweeep"]) == 2
+    assert capsys.readouterr().err == "error: sweeep is not a command. Did you mean sweep?\n"
+    assert cli.main(["x"]) == 2
+    assert ", ".join(cli.COMMANDS) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_command_is_in_the_file_of_its_name_and_in_the_help(name, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main([name, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: gpt2small {name} ")
+    assert (PACKAGE / "commands" / f"{name}.py").is_file()
+    assert f"\n  {name} " in cli.help_text()
