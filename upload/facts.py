@@ -6,6 +6,7 @@ Nothing is invented: what no file tells is None or empty.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +40,7 @@ from upload.license import TEXT, TEXT_OF_CODE, License
 from upload.privacy import hub_dataset, hub_ids, is_hub_id, public_ids, scrubbed, scrubbed_command
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 from upload.stage import CHARTS
+from upload.stranger import chat_ids
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""
@@ -106,12 +108,9 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         config.attention_bias = True
     n_parameters = sizes(config)
     run = source.run
-    chat = (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
-    generation = read_json(folder / "generation_config.json")
-    context = config.max_position_embeddings
-    # As it is staged: without prompts that are not to be published.
-    prompts = read_json(folder / "resolved.json")["run"]["prompts"] if run else []
-    prompt = prompts[0] if prompts else QUESTION if chat else PROMPT
+    chat = _is_chat(folder)
+    prompts = staged_prompts(folder)
+    prompt, new_tokens, fitting = examples(folder, config.max_position_embeddings)
     public = public_ids(run.resolved, publication.private) if run else set()
     base, converted = _base(run, publication), _converted(source)
     if converted and converted["dataset"] in publication.private:
@@ -145,9 +144,9 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "chat": chat,
         "spoken": _spoken(folder, prompt) if chat else None,
         "prompt": prompt,
-        "new_tokens": min(40, context // 2) if not chat else min(generation.get("max_new_tokens") or 128, context // 2),
+        "new_tokens": new_tokens,
         **_credit(source, publication),
-        "prompts": prompts[:MOST_SAMPLES],
+        "prompts": fitting[:MOST_SAMPLES],
         "base": base,
         "converted": converted,
         "checkpoint": source.is_checkpoint,
@@ -175,6 +174,39 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
     }
+
+
+def _is_chat(folder: Path) -> bool:
+    return (folder / "chat_template.jinja").is_file() or "chat_template" in read_json(folder / "tokenizer_config.json")
+
+
+def staged_prompts(folder: Path) -> list[str]:
+    """Return the prompts of a run as they are staged: without those that are not to be published."""
+    settings = folder / "resolved.json"
+    return read_json(settings)["run"]["prompts"] if settings.is_file() else []
+
+
+def examples(folder: Path, context: int) -> tuple[str, int, list[str]]:
+    """Choose what the card's code asks the model, so that prompt and answer are within the context.
+
+    Returns: the prompt; the number of new tokens; and all prompts of the run that leave room for these. If none does,
+        the prompt is a default one, cut to what fits.
+    """
+    chat, generation = _is_chat(folder), read_json(folder / "generation_config.json")
+    new_tokens = min((generation.get("max_new_tokens") or 128) if chat else 40, context // 2)
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.model_max_length = sys.maxsize  # no warning that a prompt is too long: that is what is looked for
+
+    def fits(text: str) -> bool:
+        ids = chat_ids(tokenizer, [{"role": "user", "content": text}]) if chat else tokenizer(text)["input_ids"]
+        return len(ids) + new_tokens <= context  # pyright: ignore[reportArgumentType]
+
+    if fitting := [prompt for prompt in staged_prompts(folder) if fits(prompt)]:
+        return fitting[0], new_tokens, fitting
+    words = (QUESTION if chat else PROMPT).split()
+    while len(words) > 1 and not fits(" ".join(words)):
+        words.pop()
+    return " ".join(words), new_tokens, []
 
 
 def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:

@@ -542,8 +542,9 @@ def finish(
     hub: Hub, args: Namespace, plans: list[Plan], records: list[dict[str, Any]], before: dict[str, Any]
 ) -> dict[str, Any]:
     """Show it, collect it, and write down what was published. Returns: the record."""
-    from gpt2small_hf.runs.files import write_json
+    from gpt2small_hf.runs.files import read_json, write_json
     from gpt2small_hf.runs.provenance import made_by
+    from upload.facts import examples
     from upload.privacy import scrubbed
 
     repositories = dict.fromkeys(one.repo_id for one in plans)
@@ -564,10 +565,11 @@ def finish(
     if args.license is None:
         print("no license is named for the weights, so nobody may use them further: --license apache-2.0, say")
     print(f"wrote {path}")
-    question = [first.source.run.resolved["run"]["prompts"][0]] if first.source.run else []
     if record["pull_request"]:
         print(f"next: look at {record['pull_request']}, and merge it")
     elif not first.is_adapter:
+        context = read_json(first.folder / "config.json")["max_position_embeddings"]
+        question = [examples(first.folder, context)[0]] if first.source.run else []
         print(f"next: {shlex.join(['python', 'examples/use_from_hub.py', first.repo_id, *question])}")
     return {**record, **linked(first), "others": records[1:]}
 

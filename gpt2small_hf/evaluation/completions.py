@@ -44,12 +44,7 @@ def complete(
     context = model.config.max_position_embeddings
     if max_new_tokens is None:
         max_new_tokens = 128 if chat else 60
-    if chat:
-        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        ids = [one.input_ids.tolist() for one in encode(tokenizer, asked, add_generation_prompt=True)]  # pyright: ignore[reportArgumentType]
-    else:
-        ids = [tokenizer(prompt, verbose=False)["input_ids"] for prompt in prompts]
-    ids = [list(one)[-context // 2 :] for one in ids]  # pyright: ignore[reportArgumentType]
+    ids = [one[-context // 2 :] for one in encode_prompts(tokenizer, prompts, chat=chat)]
     limits = [min(max_new_tokens, context - len(one)) for one in ids]
     results: list[dict[str, Any]] = [{} for _ in prompts]
     was_training = model.training
@@ -68,6 +63,14 @@ def complete(
             }
     model.train(was_training)
     return results
+
+
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[str], *, chat: bool) -> list[list[int]]:
+    """Return the token ids of each prompt; with `chat`, of a conversation that it opens, up to the answer."""
+    if chat:
+        asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return [one.input_ids.tolist() for one in encode(tokenizer, asked, add_generation_prompt=True)]  # pyright: ignore[reportArgumentType]
+    return [list(tokenizer(prompt, verbose=False)["input_ids"]) for prompt in prompts]  # pyright: ignore[reportArgumentType]
 
 
 def _decode(

@@ -24,6 +24,7 @@ from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.dataset import TokenDataset
 from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.completions import encode_prompts
 from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
@@ -69,6 +70,7 @@ def preflight(
     known_positions: int = 0,
     allow_high_initial_loss: bool = False,
     free_bytes: int | None = None,
+    prompts: Sequence[str] = (),
 ) -> list[Check]:
     """Check what is about to be trained, and leave no trace: all of the trainer is as it was, gradients are None.
 
@@ -83,6 +85,7 @@ def preflight(
         allow_high_initial_loss: note an initial loss far above that of an even guess instead of refusing it.
         known_positions: positions that the weights were trained on before this run.
         free_bytes: space on the disk; unset, what that folder's disk has.
+        prompts: of the samples.
 
     Returns: the checks. The model is tried only if the data are fit for it.
     """
@@ -109,6 +112,7 @@ def preflight(
             _passes(rows, total_steps, tokens_per_step),
             _disk(trainer, model, total_steps, folder_to_write, free_bytes),
             _seen(rows, heldout),
+            *([_prompts(trainer, model, prompts, chat=isinstance(rows, ChatDataset))] if prompts else []),
             *([_cut(rows), _steps(trainer, rows, total_steps)] if isinstance(rows, ChatDataset) else []),
             *([_choice(trainer, heldout)] if isinstance(heldout, ChatDataset) else []),
         ]
@@ -508,6 +512,17 @@ def _seen(rows: RowDataset, heldout: RowDataset | None) -> Check:
         return _overlap(rows, heldout)
     says = "none: all of the data is trained on, so the loss on new data stays unknown."
     return Check("held-out data", "note", says)
+
+
+def _prompts(trainer: LanguageModelTrainer, model: nn.Module, prompts: Sequence[str], *, chat: bool) -> Check:
+    """Whether prompts leave the half of the context in which samples are written."""
+    half = model.config.max_position_embeddings // 2  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
+    lengths = [len(ids) for ids in encode_prompts(trainer.processing_class, list(prompts), chat=chat)]  # pyright: ignore[reportArgumentType]
+    says = f"the longest has {counted(max(lengths), 'token')}"
+    if not (cut := sum(length > half for length in lengths)):
+        return Check("prompts", "ok", says)
+    says = f"{cut:,} of {len(lengths):,} are longer than half the context ({half:,} tokens): {says}. Samples read only "
+    return Check("prompts", "note", f"{says}the end of such a prompt, and the model card's code may need another.")
 
 
 def _repeated(rows: ChatDataset, heldout: ChatDataset) -> Check:

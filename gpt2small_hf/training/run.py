@@ -470,6 +470,7 @@ def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, 
         fresh=args.run.branch_from is None and material.base is None,
         known_positions=material.known_positions,
         allow_high_initial_loss=args.run.allow_high_initial_loss,
+        prompts=args.run.prompts or [],
     )
     show(checks, everything=args.run.preflight_only)
 

@@ -31,9 +31,12 @@ from gpt2small_hf.training.material import sources_of
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
 from upload.checks import check_sizes
 from upload.facts import (
+    PROMPT,
+    QUESTION,
     Publication,
     about,
     copyright_of,
+    examples,
     held_out_answers,
     learned,
     linked_repositories,
@@ -1344,6 +1347,10 @@ def test_what_a_model_writes_cannot_break_its_card(of, text, tiny_run, chat_run,
     monkeypatch.chdir(tmp_path)
     run = copied({"run": tiny_run, "chat": chat_run}[of], {"run": "short", "chat": "chat"}[of])
     write_everywhere(run, text)
+    settings = run.model / "config.json"
+    write_json(
+        settings, {**read_json(settings), "max_position_embeddings": 1024}
+    )  # the card's code has prompts that fit
     card = card_of(run.root, license=cards[of].publication.license, languages=cards[of].publication.languages)
     gate(card.text, card.files)
     assert is_untouched(card.text)
@@ -1448,6 +1455,24 @@ def test_code_in_a_card_has_the_prompt_whatever_it_is(cards, text, tmp_path):
     codes = replace(card, text=render(card.source, folder, card.publication)).codes("python")
     for code in codes:
         assert text in [node.value for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Constant)]
+
+
+@pytest.mark.parametrize(("kind", "default"), [("run", PROMPT), ("chat", QUESTION)])
+def test_code_and_widget_of_a_card_have_prompts_that_fit_the_context(kind, default, cards, tmp_path):
+    card, folder = cards[kind], tmp_path / "staged"
+    shutil.copytree(card.folder, folder)
+    context = card.source.run.resolved["model"]["max_position_embeddings"]
+    long = "the fox " * context
+    for prompts, kept in (([long, "The fox"], ["The fox"]), ([long], [])):
+        change(folder / "resolved.json", run={"prompts": prompts})
+        rendered = replace(card, text=render(card.source, folder, card.publication))
+        prompt, new_tokens, fitting = examples(folder, context)
+        assert fitting == kept
+        assert len(rendered.metadata.get("widget", [])) == len(kept)
+        assert prompt == "The fox" if kept else default.startswith(prompt)
+        assert all(
+            f'"{prompt}"' in code and f"max_new_tokens={new_tokens}" in code for code in rendered.codes("python")
+        )
 
 
 # ---- for a browser ----------------------------------------------------------------------------------------------

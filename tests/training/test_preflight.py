@@ -114,6 +114,14 @@ def test_fp16_on_a_cpu_is_noted(folder, tmp_path):
     assert "--bf16" in check.says
 
 
+def test_prompts_longer_than_half_the_context_are_noted(folder, tmp_path):
+    trainer = make(folder, tmp_path)
+    checks = checked(trainer, folder, prompts=["a", "a" * 500])
+    assert checks["prompts"].verdict == "note"
+    assert checks["prompts"].says.startswith("1 of 2 are longer than half the context (16 tokens): the longest has ")
+    assert checked(trainer, folder, prompts=["a"])["prompts"] == Check("prompts", "ok", "the longest has 1 token")
+
+
 def test_it_says_what_a_human_wants_to_see(folder, tmp_path):
     trainer = make(folder, tmp_path, warmup_steps=4)
     checks = checked(trainer, folder)
