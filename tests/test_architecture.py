@@ -9,7 +9,7 @@ import pytest
 from conftest import REPOSITORY
 
 PACKAGE = "gpt2small_hf"
-MAY_IMPORT = {  # CONTRIBUTING explains the order
+MAY_IMPORT = {  # docs/architecture.md explains the order
     "model": set(),
     "runs": {"errors", "invocation"},
     "data": {"runs", "errors", "flags", "invocation"},

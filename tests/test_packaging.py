@@ -72,8 +72,8 @@ PRIVATE_METHODS = {  # of transformers' Trainer, that training/trainer.py overri
 def test_overridden_private_methods_of_the_trainer_are_listed():
     private = {name for name in vars(LanguageModelTrainer) if name.startswith("_") and not name.startswith("__")}
     assert {name for name in private if hasattr(Trainer, name)} == PRIVATE_METHODS.keys()
-    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert [name for name in PRIVATE_METHODS if f"`{name}`" not in contributing] == []
+    decisions = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [name for name in PRIVATE_METHODS if f"`{name}`" not in decisions] == []
 
 
 @pytest.mark.parametrize("name", PRIVATE_METHODS)
