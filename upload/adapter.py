@@ -13,7 +13,7 @@ from huggingface_hub import snapshot_download
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, sha256
-from upload.checks import WEIGHTS, check_finite
+from upload.checks import WEIGHTS, check_finite, check_sizes
 from upload.facts import Publication, published_base
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 from upload.stage import stage, write
@@ -88,7 +88,7 @@ def check_adapter(source: Source) -> None:
         if not path.resolve().is_relative_to(source.root.resolve()):
             raise UsageError(f"{path} is a link out of {source.root}. Put the file itself in its place.")
     added = read_json(source.adapter / ADAPTER_CONFIG).get("trainable_token_indices")
-    if isinstance(added, dict) and "embed_positions" in added:
+    if isinstance(added, dict) and check_sizes(source.model).position_embedding in added:
         raise UsageError(
             f"{source.adapter} has positions that its base does not have (--max_position_embeddings), which peft "
             f"cannot add. Publish {source.place.root}, whose model has them."

@@ -127,6 +127,11 @@ class GPT2SmallConfig(PreTrainedConfig):
         """Width of one attention head. Not a field: sizes may be changed after the configuration was made."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def position_embedding(self) -> str | None:
+        """Name of the decoder's module with one trained row for each position; None if the encoding has no weights."""
+        return "embed_positions"
+
     def validate_architecture(self) -> None:
         """Checks over several fields, run by `@strict` after the types."""
         sizes = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads")

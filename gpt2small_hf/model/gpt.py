@@ -19,12 +19,32 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+# ---- what architectures differ in: activation, norm, position encoding -------------------------------------------
+# Each is chosen here alone. Another one is a field or value of the config, and a branch here.
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by config.hidden_act
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own
     "gelu": F.gelu,
     "relu": F.relu,
     "silu": F.silu,
 }
+
+
+def make_norm(config: Any) -> nn.Module:
+    """Create a norm, of which a block has two and the decoder one at its end: GPT-2's LayerNorm."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+
+def make_position_embedding(config: Any) -> nn.Embedding:
+    """Create what adds positions to the token embeddings: GPT-2's learned vectors, one for each position.
+
+    An encoding inside attention (rotary, ALiBi) belongs into `Attention.forward`, which has the `position_ids`.
+    """
+    return nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+
+# ---- attention and loss -------------------------------------------------------------------------------------------
+
 
 # Positions whose logits the chunked loss holds at once. PyTorch's own choice for a vocabulary of 50,000 is 16 on a CPU,
 # which makes the loss slower than the usual one.
@@ -180,7 +200,7 @@ class Attention(nn.Module):
             attention_mask: handed on to `attend`.
             past_key_values: an object whose `update(key, value, layer_idx)` returns all keys and values seen so far.
             attend: attention function with the signature of `fused_attention`.
-            kwargs: handed on to `attend`.
+            kwargs: handed on to `attend`; `position_ids`, (B or 1, T), among them.
 
         Returns: (B, T, C), and the attention weights or None.
         """
@@ -223,9 +243,9 @@ class Block(nn.Module):
 
     def __init__(self, config: Any, layer_idx: int) -> None:
         super().__init__()
-        self.input_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.input_layernorm = make_norm(config)
         self.self_attn = Attention(config, layer_idx, self.linear)
-        self.post_attention_layernorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.post_attention_layernorm = make_norm(config)
         self.mlp = MLP(config, self.linear)
 
     def forward(self, hidden_states: Tensor, **context: Any) -> Tensor:
@@ -242,20 +262,29 @@ class Decoder(nn.Module):
 
     def __init__(self, config: Any) -> None:
         super().__init__()
+        self.config = config
         self.build(config)
 
     def build(self, config: Any) -> None:
         """Create the layers, apart from `__init__` so that a class with another parent can call it in its own."""
-        C = config.hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, C)
-        self.embed_positions = nn.Embedding(config.max_position_embeddings, C)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_positions = make_position_embedding(config)
         self.embed_dropout = nn.Dropout(config.embd_pdrop)
         self.layers = nn.ModuleList([self.block(config, layer_idx) for layer_idx in range(config.num_hidden_layers)])
-        self.norm = nn.LayerNorm(C, eps=config.layer_norm_eps)
+        self.norm = make_norm(config)
 
     def add_positions(self, hidden_states: Tensor, position_ids: Tensor) -> Tensor:
         """Add what each position's embedding says: (B, T, C) and (B or 1, T) → (B, T, C)."""
         return self.embed_dropout(hidden_states + self.embed_positions(position_ids))
+
+    def resize_positions(self) -> None:
+        """Follow a change of `config.max_position_embeddings`: old rows stay, new ones are drawn as at the start."""
+        old = self.embed_positions
+        new = make_position_embedding(self.config).to(old.weight)
+        init_weights(new, self.config)
+        kept = min(old.num_embeddings, new.num_embeddings)
+        new.weight.data[:kept] = old.weight.data[:kept]
+        self.embed_positions = new.requires_grad_(old.weight.requires_grad)
 
     def run_layers(self, hidden_states: Tensor, depth: int | None = None, **context: Any) -> Tensor:
         """All blocks, or the first `depth`, and the final norm: (B, T, C) → (B, T, C).
@@ -268,11 +297,12 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Token ids (B, T) → hidden states (B, T, C). Raises: ValueError for rows longer than the context."""
-        T, limit = input_ids.shape[1], self.embed_positions.num_embeddings
+        T, limit = input_ids.shape[1], self.config.max_position_embeddings
         if limit < T:
             raise ValueError(f"The input has {T} positions, the model takes {limit} (max_position_embeddings).")
         position_ids = torch.arange(T, device=input_ids.device).unsqueeze(0)  # (1, T)
-        return self.run_layers(self.add_positions(self.embed_tokens(input_ids), position_ids))
+        hidden_states = self.add_positions(self.embed_tokens(input_ids), position_ids)
+        return self.run_layers(hidden_states, position_ids=position_ids)
 
 
 class GPT(nn.Module):

@@ -73,13 +73,8 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
         """
         if not isinstance(new_num_position_embeddings, int) or new_num_position_embeddings < 1:
             raise ValueError(f"The context cannot be {new_num_position_embeddings!r} positions: give 1 or more.")
-        old = self.get_position_embeddings()
-        new = nn.Embedding(new_num_position_embeddings, self.config.hidden_size).to(old.weight)
-        init_weights(new, self.config)
-        kept = min(old.num_embeddings, new_num_position_embeddings)
-        new.weight.data[:kept] = old.weight.data[:kept]
-        self.base_model.embed_positions = new.requires_grad_(old.weight.requires_grad)
         self.config.max_position_embeddings = new_num_position_embeddings
+        self.base_model.resize_positions()  # pyright: ignore[reportCallIssue]
 
 
 class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):

@@ -176,7 +176,7 @@ def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> GPT2SmallForCausalLM
     So two models that differ in one setting (a bias, a head, a layer more) start with the same weights elsewhere.
     """
     for name, module in model.named_modules():
-        if module is model.lm_head and model.config.tie_word_embeddings:
+        if module is model.get_output_embeddings() and model.config.tie_word_embeddings:
             continue  # it is the embedding
         torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "big"))
         init_weights(module, model.config)
@@ -415,7 +415,8 @@ def loaded(
     if new_ids:
         old = sorted(set(range(base.config.vocab_size)) - set(new_ids))
         with torch.no_grad():
-            for weight in {model.get_input_embeddings().weight, model.lm_head.weight}:  # one, if they are tied
+            modules: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
+            for weight in {module.weight for module in modules}:  # one, if they are tied
                 weight[list(new_ids)] = weight[old].mean(0)
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(model.config, name, getattr(config, name))
@@ -440,12 +441,13 @@ def adapted(model: GPT2SmallForCausalLM, args: Arguments, base: Base, new_ids: S
 
     added: dict[str, list[int]] = {}
     if new_ids:
-        added["embed_tokens"] = list(new_ids)
+        names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+        added[names[model.get_input_embeddings()]] = list(new_ids)
         if not model.config.tie_word_embeddings:
-            added["lm_head"] = list(new_ids)
+            added[names[model.get_output_embeddings()]] = list(new_ids)
     positions = range(base.config.max_position_embeddings, model.config.max_position_embeddings)
-    if positions:
-        added["embed_positions"] = list(positions)
+    if positions and model.config.position_embedding is not None:
+        added[model.config.position_embedding] = list(positions)
     # Of peft about itself and about what it saves: nothing that a user could do anything about.
     warnings.filterwarnings("ignore", ".*is_gradient_checkpointing.*", FutureWarning)
     warnings.filterwarnings("ignore", ".*save_embedding_layers.*", UserWarning)

@@ -324,7 +324,7 @@ def _accumulation_and_gradients(
         yield Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
 
 
-def _unread_rows(model: nn.Module, batch: Batch) -> tuple[str, ...]:
+def _unread_rows(model: GPT2SmallForCausalLM, batch: Batch) -> tuple[str, ...]:
     """Modules of LoRA that train rows of an embedding (new tokens, new positions) of which the batch reads none.
 
     A short batch reaches no new position, so their gradient is zero and nothing is wrong.
@@ -333,15 +333,16 @@ def _unread_rows(model: nn.Module, batch: Batch) -> tuple[str, ...]:
     if positions is None:
         positions = torch.arange(batch["labels"].shape[1], device=batch["labels"].device).expand_as(batch["labels"])
     read = {
-        "embed_tokens": batch["input_ids"],
-        "embed_positions": positions[:, :-1][_supervised(batch)],  # what stands after the last label has no gradient
+        model.get_input_embeddings(): batch["input_ids"],
+        # What stands after the last label has no gradient.
+        model.get_position_embeddings(): positions[:, :-1][_supervised(batch)],
     }
     unread = []
     for name, module in model.named_modules():
-        *_, embedding, last = ("", *name.split("."))
-        if last == "token_adapter" and embedding in read:
+        parent, _, last = name.rpartition(".")
+        if last == "token_adapter" and (ids := read.get(model.get_submodule(parent))) is not None:
             rows = torch.tensor([row for rows in module.token_indices.values() for row in rows])  # pyright: ignore
-            if not torch.isin(read[embedding].cpu(), rows).any():
+            if not torch.isin(ids.cpu(), rows).any():
                 unread.append(name)
     return tuple(unread)
 

@@ -222,7 +222,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     settings["parameters"] = {"total": model.num_parameters(), "trained": trained, "adapter": adapter}
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
-        model._keys_to_ignore_on_save = {"lm_head.weight"}
+        model._keys_to_ignore_on_save = set(model._tied_weights_keys)
     branching = checkpoint is not None and checkpoint == args.run.branch_from
     if args.run.find_batch_size:
         before = settings_to_resume(run, args)
