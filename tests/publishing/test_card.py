@@ -943,7 +943,7 @@ def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, t
     kept = "The weights are those of step 10, the best checkpoint; training ended at step 20."
     assert at_end.table("optimizer")["steps"] == ["20"]
     assert f"The last logged training loss was {losses[20]:.3f}. " in at_end.prose
-    assert f" to train on, in {epochs[20]:.3g} passes. " in at_end.prose
+    assert f" to train on, in {epochs[20]:.3g} passes over the rows. " in at_end.prose
     assert kept not in at_end.prose + status(Run(run))
     write_json(run.heldout, {**read_json(run.heldout), "step": 10})
     card = card_of(run.root)
@@ -952,7 +952,7 @@ def test_card_and_report_tell_the_kept_step_from_the_end_of_training(tiny_run, t
     assert card.table("optimizer")["steps"] == ["20; the weights are those of step 10"]
     assert card.table("hardware")["measured over"] == ["the whole training, to step 20"]
     assert f"loss was {losses[20]:.3f} up to the end of training, and {losses[10]:.3f} up to step 10." in card.prose
-    assert f", in {epochs[20]:.3g} passes, {epochs[10]:.3g} of them up to the kept step. " in card.prose
+    assert f", in {epochs[20]:.3g} passes over the rows, {epochs[10]:.3g} of them up to the kept step. " in card.prose
     assert card.table("begun")["weights"] == ["of step 10"]
 
 
@@ -992,7 +992,7 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     write_json(guard, {**read_json(guard), "tokens": 640})
     card = card_of(of_checkpoint(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
-    assert ", in 2.13 passes. " in card.prose
+    assert ", in 2.13 passes over the rows. " in card.prose
     assert trained(card.source)["train_loss_until"] == 15
     assert card.table("hardware")["time in training steps"][0].endswith(" s (to step 15)")
     assert " trained from scratch on 2,560 tokens" in card.prose
