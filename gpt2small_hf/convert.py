@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import give_usual_permissions, is_leftover, read_json, whole, write_json, writing_alone
 from gpt2small_hf.runs.layout import RunFolder
 
@@ -213,7 +214,7 @@ def next_command(dst: Path, to: str) -> str:
     words = (dst / "tokenizer.json").is_file()
     name, trust = json.dumps(str(dst)), ", trust_remote_code=True" if to == "gpt2small" else ""
     if words and to == "gpt2small":
-        return f"python examples/use_from_hub.py {quote(str(dst))}"
+        return example_command("use_from_hub.py", str(dst))
     if words:
         line = f'from transformers import pipeline; print(pipeline("text-generation", {name})("The"))'
     else:

@@ -17,6 +17,7 @@ import yaml
 
 from gpt2small_hf.declared import imported_alone
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.resources import resource
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
@@ -135,8 +136,26 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return f"{word} …" if action.nargs == "+" else word
 
 
+def find_recipe(name: str, folder: Path = Path()) -> Path:
+    """Return the recipe that a word names: a file, also without `.yaml`, or else one of the package's examples.
+
+    Args:
+        name: of a file, or of an example: `tiny`, `examples/tiny.yaml`, `interventions/baseline`.
+        folder: where the name is looked up first.
+
+    Returns: its path; `folder / name` if there is no such recipe.
+    """
+    here, packaged = folder / name, _example(Path(name))
+    places = [place for path in (here, packaged) for place in (path, path.with_name(f"{path.name}.yaml"))]
+    return next((place for place in places if place.is_file()), here)
+
+
+def _example(name: Path) -> Path:
+    return resource("examples").joinpath(*name.parts[name.parts[:1] == ("examples",) :])
+
+
 def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a YAML recipe: flat, its keys are flag names. `extends: other.yaml`, beside it, is laid under it.
+    """Read a YAML recipe: flat, its keys are flag names. `extends: other.yaml` merges it over another one.
 
     `alternatives` are settings of which one replaces the others; `above` are recipes that extend this one.
 
@@ -148,7 +167,8 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
         recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
         raise UsageError(
-            f"Cannot read the recipe {path} ({error.strerror}). Check the spelling; the working folder is {Path.cwd()}."
+            f"Cannot read the recipe {path} ({error.strerror}). The working folder is {Path.cwd()}; the recipes of the "
+            f"package are {', '.join(sorted(each.stem for each in resource('examples').glob('*.yaml')))}."
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
@@ -162,10 +182,10 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     base = recipe.pop("extends", None)
     if base is None:
         return recipe
-    above = (*above, path.resolve())
-    if (path.parent / str(base)).resolve() in above:
+    above, lower = (*above, path.resolve()), find_recipe(str(base), path.parent)
+    if lower.resolve() in above:
         raise UsageError(f"{path} extends {base}, which extends it. Leave one of the two out.")
-    return laid_over(read_recipe(path.parent / str(base), alternatives, above), recipe, alternatives)
+    return laid_over(read_recipe(lower, alternatives, above), recipe, alternatives)
 
 
 def laid_over(lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()) -> dict[str, Any]:
@@ -184,11 +204,15 @@ def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
 def extended(path: Path) -> Path | None:
     """The recipe that a recipe extends, if it does."""
     base = (yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}).get("extends")
-    return None if base is None else path.parent / str(base)
+    return None if base is None else find_recipe(str(base), path.parent)
 
 
 def find_recipes(folder: Path) -> dict[str, Path]:
-    """The recipes of a sweep by name, the baseline first. Raises: UsageError if there is no baseline."""
+    """The recipes of a sweep by name, the baseline first; `folder` may be one of the package's examples.
+
+    Raises: UsageError if there is no baseline.
+    """
+    folder = folder if folder.is_dir() else _example(folder)
     recipes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if BASELINE not in recipes:
         raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")

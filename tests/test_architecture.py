@@ -14,8 +14,19 @@ MAY_IMPORT = {  # docs/architecture.md explains the order
     "runs": {"errors", "invocation"},
     "data": {"runs", "errors", "flags", "invocation"},
     "evaluation": {"model", "data", "runs", "errors", "flags"},
-    "report": {"runs", "errors", "flags", "invocation"},
-    "training": {"model", "data", "evaluation", "report", "runs", "errors", "flags", "declared", "invocation"},
+    "report": {"runs", "errors", "flags", "invocation", "resources"},
+    "training": {
+        "model",
+        "data",
+        "evaluation",
+        "report",
+        "runs",
+        "errors",
+        "flags",
+        "declared",
+        "invocation",
+        "resources",
+    },
 }
 COMMANDS = REPOSITORY / PACKAGE / "commands"  # may import every room
 FILES = sorted(path for path in (REPOSITORY / PACKAGE).glob("*/*.py") if path.parent != COMMANDS)

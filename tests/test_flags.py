@@ -1,14 +1,16 @@
 """Dataclass < recipe < flag, and mistakes that name the remedy."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser, as_flags, read_recipe, recipe_text, without_flags
+from gpt2small_hf.flags import FlagParser, as_flags, find_recipe, read_recipe, recipe_text, without_flags
 
 
 @dataclass
@@ -61,6 +63,26 @@ def test_a_recipe_says_only_what_differs_from_the_one_it_extends(tmp_path):
     alone = recipe_text(tmp_path / "more" / "top.yaml", [{"max_steps", "tokens"}])
     assert alone == "# top.yaml, with what it extends\nlearning_rate: 0.3\nbf16: true\ntokens: 900\n"
     assert recipe_text(tmp_path / "base.yaml") == (tmp_path / "base.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny.yaml", "examples/tiny", "examples/tiny.yaml"])
+def test_recipe_of_the_package_is_found_by_name_unless_there_is_a_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny").mkdir()  # a folder is not a recipe
+    assert find_recipe(name) == REPOSITORY / "examples" / "tiny.yaml"
+    (tmp_path / "mine.yaml").write_text(f"extends: {name}\nmax_steps: 3\n")
+    assert read_recipe(find_recipe("mine")) == {**read_recipe(REPOSITORY / "examples" / "tiny.yaml"), "max_steps": 3}
+    here = Path(f"{name.removesuffix('.yaml')}.yaml")
+    here.parent.mkdir(exist_ok=True)
+    here.write_text("max_steps: 7\n")
+    assert find_recipe(name) == here
+
+
+def test_unknown_recipe_names_those_of_the_package(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tinny", "/tiny.yaml", "../tiny.yaml"):
+        with pytest.raises(UsageError, match=r"Cannot read the recipe .*recipes of the package are .*gpt2-small.*tiny"):
+            read_recipe(find_recipe(name))
 
 
 def test_recipes_that_extend_each_other_are_refused_and_so_is_one_that_is_not_there(tmp_path):

@@ -1,4 +1,4 @@
-"""What pyproject.toml promises: dependencies, and an editable install that works from everywhere."""
+"""What pyproject.toml and setup.py promise: dependencies, a complete wheel, an editable install that works anywhere."""
 
 import ast
 import inspect
@@ -7,8 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from importlib.metadata import packages_distributions
+from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
@@ -82,20 +84,57 @@ def test_overridden_private_method_has_the_known_parameters(name):
     assert ", ".join(inspect.signature(getattr(Trainer, name)).parameters) == PRIVATE_METHODS[name]
 
 
+def copy_sources(clone: Path) -> None:
+    """Copy what a build reads."""
+    for name in ("gpt2small_hf", "examples"):
+        shutil.copytree(REPOSITORY / name, clone / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "model_card.j2"):
+        shutil.copy(REPOSITORY / name, clone)
+
+
+def build(kind: str, clone: Path, folder: Path) -> Path:
+    """Ask the build backend for a distribution, as pip does. Returns: its file in `folder`."""
+    code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(folder)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=clone, capture_output=True, text=True, check=True)
+    return folder / done.stdout.splitlines()[-1]
+
+
+def test_wheel_made_from_the_sdist_finds_its_recipes_and_card_template(tmp_path):
+    pytest.importorskip("setuptools.build_meta")
+    copy_sources(tmp_path / "clone")
+    with tarfile.open(build("sdist", tmp_path / "clone", tmp_path)) as sdist:
+        sdist.extractall(tmp_path / "sdist", filter="data")
+    site_packages = tmp_path / "site-packages"
+    with zipfile.ZipFile(build("wheel", next((tmp_path / "sdist").iterdir()), tmp_path)) as wheel:
+        wheel.extractall(site_packages)
+    assert {path.name for path in site_packages.iterdir() if path.suffix != ".dist-info"} == {"gpt2small_hf"}
+    code = """
+import sys
+from pathlib import Path
+sys.argv = ["gpt2small"]  # as the console script
+from gpt2small_hf.flags import find_recipe, find_recipes, read_recipe
+from gpt2small_hf.resources import resource
+print(find_recipe("tiny"))
+print(find_recipes(Path("examples/interventions-small"))["muon"])
+print(resource("model_card.j2"))
+assert read_recipe(find_recipe("interventions/stacked"))["max_grad_norm"]  # it extends another
+assert (find_recipe("chat").parent / "data" / "chats.jsonl").is_file()
+"""
+    env = {**os.environ, "PYTHONPATH": str(site_packages)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    names = ["examples/tiny.yaml", "examples/interventions-small/muon.yaml", "model_card.j2"]
+    for path, name in zip(done.stdout.splitlines(), names, strict=True):
+        assert Path(path) == site_packages / "gpt2small_hf" / name
+        assert Path(path).read_bytes() == (REPOSITORY / name).read_bytes()
+
+
 def test_editable_install_works_from_the_parent_of_the_clone(tmp_path):
     pytest.importorskip("setuptools.build_meta")
     clone = tmp_path / "gpt2small_hf"  # named as `git clone` names it, like the package inside
-    shutil.copytree(REPOSITORY / "gpt2small_hf", clone / "gpt2small_hf", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, clone)
-    subprocess.run(  # what `pip install -e` asks of the build backend
-        [sys.executable, "-c", f"from setuptools import build_meta; build_meta.build_editable({str(tmp_path)!r})"],
-        cwd=clone,
-        check=True,
-        capture_output=True,
-    )
+    copy_sources(clone)
     site_packages = tmp_path / "site-packages"
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    with zipfile.ZipFile(build("editable", clone, tmp_path)) as wheel:
         wheel.extractall(site_packages)
     code = (
         f"import importlib.util, site; site.addsitedir({str(site_packages)!r})\n"

@@ -239,16 +239,6 @@ def test_a_mistake_is_one_line(words, message):
     assert message in str(caught.value)
 
 
-def test_an_installed_package_without_examples_asks_for_a_recipe(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("gpt2small_hf.commands.plan.TINY", tmp_path / "examples" / "tiny.yaml")
-    with pytest.raises(UsageError, match=r"^name a recipe: gpt2small plan recipe\.yaml\."):
-        main(["--device_name", "H100"])
-    with pytest.raises(SystemExit) as done:
-        main(["--help"])
-    assert done.value.code == 0
-    assert "tiny.yaml" not in capsys.readouterr().out
-
-
 def test_the_command_ends_with_the_next_and_mistakes_with_status_two():
     command = [sys.executable, "-m", "gpt2small_hf", "plan"]
     done = subprocess.run([*command, "--tokens", "3_000_000"], capture_output=True, text=True, cwd=REPOSITORY)

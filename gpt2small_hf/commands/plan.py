@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import without_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.training import budget
-
-TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
 
 
 @dataclass
@@ -47,12 +44,12 @@ class PlanArguments:
 
 def main(words: list[str]) -> None:
     """Run `plan`."""
-    from gpt2small_hf.training.arguments import complete, read_with
+    from gpt2small_hf.training.arguments import DEFAULT_RECIPE, complete, read_with
     from gpt2small_hf.training.paths import check_paths
 
     args, planned = read_with(
         words,
-        TINY if TINY.is_file() else None,  # a wheel has no examples
+        DEFAULT_RECIPE,
         command_name="plan",
         purpose="Show what a run takes, before anything runs, and what rules of thumb say of it.",
         more=(PlanArguments,),

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.arguments import complete, read_arguments, show_recipe
+from gpt2small_hf.training.arguments import DEFAULT_RECIPE, complete, read_arguments, show_recipe
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.paths import check_packages, check_paths
 from gpt2small_hf.training.resume import check_folder
 
-TINY = Path(__file__).parents[2] / "examples" / "tiny.yaml"
-
 
 def main(words: list[str]) -> None:
     """Run `train`."""
-    args = read_arguments(words, TINY)
+    args = read_arguments(words, DEFAULT_RECIPE)
     if args.run.print_recipe:
-        print(show_recipe(words, TINY), end="")
+        print(show_recipe(words, DEFAULT_RECIPE), end="")
         return
     check_folder(RunFolder(args.run.output_dir), args)
     check_paths(args)

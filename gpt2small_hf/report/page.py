@@ -6,7 +6,6 @@ Everything is read from the run's files; pictures are `charts.py`'s, tables `tab
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
+from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import read_json, whole
 from gpt2small_hf.runs.reader import Run
 
@@ -353,4 +353,4 @@ def next_command(run: Run) -> str:
     if model is None:
         return command("report", str(run.folder.root))
     question = [run.resolved["run"]["prompts"][0]] if run.chats else []
-    return shlex.join(["python", "examples/use_from_hub.py", str(model), *question])
+    return example_command("use_from_hub.py", str(model), *question)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpt2small_hf.data.arguments import CHAT_PACKINGS, PACKINGS, ChatArguments, PrepareArguments
 from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, laid_over, read_recipe
+from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, find_recipe, laid_over, read_recipe
 from gpt2small_hf.invocation import command
+from gpt2small_hf.resources import resource
 from gpt2small_hf.runs.files import parse_json
 from gpt2small_hf.runs.layout import RunFolder
 
@@ -30,6 +31,7 @@ else:
     _ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
     DeclaredTrainingArguments = declared("transformers.training_args", "TrainingArguments", *_ENUMS)
 
+DEFAULT_RECIPE = resource("examples/tiny.yaml")
 MUON = "muon"
 DEEPSEEK_STEPS = "deepseek_steps"
 WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
@@ -460,7 +462,7 @@ def complete(args: Arguments, *, any_precision: bool = False) -> Arguments:
 
 def read_with(
     words: list[str],
-    default_recipe: Path | None,
+    default_recipe: Path,
     *,
     command_name: str,
     purpose: str,
@@ -469,10 +471,9 @@ def read_with(
     """Read a recipe and flags for a command that also takes the dataclasses `more`.
 
     Returns: the `Arguments` of `read_arguments`, then an instance of each of `more`.
-    Raises:  as `parse_arguments`; UsageError if no recipe is named and there is no `default_recipe`.
+    Raises:  as `parse_arguments`.
     """
     prog, typed = command(command_name), words
-    default = f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}." if default_recipe else ""
     parser = FlagParser(
         *more,
         RunArguments,
@@ -481,8 +482,9 @@ def read_with(
         ModelArguments,
         TrainerSettings,
         prog=prog,
-        usage=f"{prog} {'[recipe.yaml]' if default_recipe else 'recipe.yaml'} [--flag value …]",
-        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. {default}",
+        usage=f"{prog} [recipe.yaml] [--flag value …]",
+        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. "
+        f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
     )
     for action in parser._actions:
         if action.dest in _NOT_FOR_RUNS:
@@ -490,14 +492,11 @@ def read_with(
     # The recipe is the first word or none: anywhere else a flag that takes several words would swallow it.
     recipe_path = default_recipe
     if words and not words[0].startswith("-"):
-        recipe_path, words = Path(words[0]), words[1:]
+        recipe_path, words = find_recipe(words[0]), words[1:]
         if words and not words[0].startswith("-"):  # the last setting of the recipe may be a list, and would take it
             raise UsageError(f"{words[0]} stands where a flag was expected. All flags: {parser.prog} --help")
     if "" in words[1:]:
         raise UsageError(f"{words[words.index('', 1) - 1]} is empty. Give a value, or leave the flag out.")
-    if recipe_path is None:
-        parser.fill(words)  # answers --help and a mistyped flag
-        raise UsageError(f"name a recipe: {prog} recipe.yaml. The project's examples/ are not part of the package.")
     recipe = beside(recipe_path, read_recipe(recipe_path, ALTERNATIVES))
     for key in recipe:
         parser.require(key, where=f"{recipe_path}: ")
@@ -639,7 +638,7 @@ def show_recipe(words: list[str], default_recipe: Path) -> str:
 
     Raises: as `parse_arguments`.
     """
-    path = Path(words[0]) if words and not words[0].startswith("-") else default_recipe
+    path = find_recipe(words[0]) if words and not words[0].startswith("-") else default_recipe
     whole = whole_recipe(words, default_recipe)
     base = extended(path)
     other, what = (whole_recipe([str(base)], default_recipe), str(base)) if base else ({}, "")

@@ -191,7 +191,7 @@ def test_several_runs_are_shown_beside_each_other_and_one_is_not(run, tmp_path, 
 
 @pytest.mark.parametrize("name", ["nothing/here", "."])
 def test_what_is_not_a_run_is_refused_before_anything_is_written(run, tmp_path, name):
-    with pytest.raises(UsageError, match=r"is not a run folder\. Name one that train\.py wrote"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         main([str(run.root), str(tmp_path / name)])
     assert not run.report.exists()
 
