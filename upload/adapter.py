@@ -34,19 +34,20 @@ def find_base(source: Source, publication: Publication) -> Base:
     Raises: UsageError if it is not on the Hub for everybody, or not here.
     """
     assert source.run is not None
-    told = source.run.resolved["base"]
-    path = Path(told["init_from"])
-    if record := published_base(path, told["sha256"], publication):
-        return Base(record["repo_id"], record["commit"], _same(path, told["sha256"]))
-    if told.get("of_hub") and told["init_from"] not in publication.private:
+    told = source.run.resolved.base
+    assert told is not None  # adapters have one
+    path = Path(told.init_from)
+    if record := published_base(path, told.sha256, publication):
+        return Base(record["repo_id"], record["commit"], _same(path, told.sha256))
+    if told.of_hub and told.init_from not in publication.private:
         try:
-            found = Path(snapshot_download(told["init_from"], local_files_only=True))
+            found = Path(snapshot_download(told.init_from, local_files_only=True))
         except OSError:
             raise UsageError(
-                f"the adapter's base {told['init_from']} is not in the cache of the Hub, so the adapter cannot be "
-                f"checked. Download it: hf download {told['init_from']}"
+                f"the adapter's base {told.init_from} is not in the cache of the Hub, so the adapter cannot be "
+                f"checked. Download it: hf download {told.init_from}"
             ) from None
-        return Base(told["init_from"], found.name, _same(found, told["sha256"]))
+        return Base(told.init_from, found.name, _same(found, told.sha256))
     raise UsageError(
         f"an adapter needs its base, and {path.name} is not public on the Hub as it was trained on. Publish the base "
         f"first (push.py {path} USER/REPO --public), or publish the run, whose model has the adapter merged."

@@ -160,8 +160,8 @@ def modified_code(source: Source, folder: Path) -> list[str]:
     """
     known = [model_code()]
     if source.run is not None:
-        made = [source.run.resolved["made_by"], (source.run.heldout or {}).get("made_by", {})]
-        known += [one.get("model_code", {}) for one in made]
+        known += [source.run.resolved.made_by.model_code]
+        known += [(source.run.heldout or {}).get("made_by", {}).get("model_code", {})]
     return [
         path.name
         for path in sorted(folder.glob("*.py"))

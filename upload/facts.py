@@ -32,12 +32,13 @@ from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
+from gpt2small_hf.runs.records import DataSource, Resolved
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
 from upload.checks import check_sizes, modified_code, weight_files
 from upload.license import TEXT, TEXT_OF_CODE, License
-from upload.privacy import hub_dataset, hub_ids, is_hub_id, public_ids, scrubbed, scrubbed_command
+from upload.privacy import hub_dataset, hub_ids, is_hub_id, is_of_hub, public_ids, scrubbed, scrubbed_command
 from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
 from upload.stage import CHARTS
 from upload.stranger import chat_ids
@@ -169,7 +170,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "data": _data(run, publication.private),
         "training": _training(source) if run else None,
         "compute": _compute(source, config),
-        "command": scrubbed_command(run.resolved["made_by"]["command"], public) if run else None,
+        "command": scrubbed_command(run.resolved.made_by.command, public) if run else None,
         "provenance": _provenance(source),
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
@@ -182,8 +183,8 @@ def _is_chat(folder: Path) -> bool:
 
 def staged_prompts(folder: Path) -> list[str]:
     """Return the prompts of a run as they are staged: without those that are not to be published."""
-    settings = folder / "resolved.json"
-    return read_json(settings)["run"]["prompts"] if settings.is_file() else []
+    settings = RunFolder(folder).resolved
+    return Resolved.load(settings).run.prompts if settings.is_file() else []
 
 
 def examples(folder: Path, context: int) -> tuple[str, int, list[str]]:
@@ -211,7 +212,7 @@ def examples(folder: Path, context: int) -> tuple[str, int, list[str]]:
 
 def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:
     """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
-    year = source.run.resolved["made_by"]["date"][:4] if source.run else None
+    year = source.run.resolved.made_by.date[:4] if source.run else None
     owner = [publication.repo_id.split("/")[0]] if source.run else []
     return {"holders": publication.developers or owner, "year": year}
 
@@ -261,10 +262,6 @@ def _is_last(source: Source) -> bool:
     return source.run is not None and source.run.heldout is not None and source.step == source.run.step
 
 
-def _row_length(run: Run) -> int:
-    return run.resolved["run"].get("seq_len") or run.resolved["model"]["max_position_embeddings"]
-
-
 def _adapter(folder: Path) -> dict[str, Any]:
     """A staged adapter: its base with commit, rank, alpha, layers, and number of parameters."""
     settings, count = read_json(folder / ADAPTER_CONFIG), 0
@@ -294,18 +291,18 @@ def _dtype(paths: list[Path]) -> str:
 
 def _base(run: Run | None, publication: Publication) -> dict[str, Any] | None:
     """Return the base model of a run: `kind`, `name`, `repo` if all can see it on the Hub, `sources` of its data."""
-    if run is None or not run.resolved.get("base"):
+    if run is None or run.resolved.base is None:
         return None
-    name, digest = run.resolved["base"]["init_from"], run.resolved["base"]["sha256"]
-    origins = run.resolved["base"].get("trained_on") or []  # earlier versions did not record them
+    base = run.resolved.base
+    name, origins = base.init_from, base.trained_on or []  # earlier versions did not record them
     data = {
         "sources": [_origin(origin, publication.private) for origin in origins[:MOST_FILES]],
         "more": max(0, len(origins) - MOST_FILES),
     }
     path = Path(name)
-    if record := published_base(path, digest, publication):
+    if record := published_base(path, base.sha256, publication):
         return {"kind": "run", "name": record["repo_id"], "repo": record["repo_id"], **data}
-    is_id = run.resolved["base"].get("of_hub", is_hub_id(name)) and HUB_ID.fullmatch(name)
+    is_id = is_of_hub(name, base.of_hub) and HUB_ID.fullmatch(name)
     shown = path.parent.name if path.name == "model" else path.name
     if is_id and name in publication.private:
         return {"kind": "private model", "name": shown, "repo": None, **data}
@@ -381,7 +378,7 @@ def _table(rows: dict[str, Any], header: tuple[str, str] = ("", "")) -> str | No
     return markdown_table(header, cells, text=(0, 1)) if cells else None
 
 
-def _hub_dataset(origin: dict[str, Any], private: frozenset[str]) -> str | None:
+def _hub_dataset(origin: DataSource, private: frozenset[str]) -> str | None:
     """The Hub id of a source of training data that everybody may see."""
     name = hub_dataset(origin)
     return None if name in private else name
@@ -410,10 +407,10 @@ def trained(source: Source) -> dict[str, Any]:
         "tokens": tokens,
         "about": None if tokens is None else about(tokens),
         "epochs": epochs,
-        "chats": learned(run.resolved["data"]["train"]) if run.chats else None,
+        "chats": run.resolved.data.train.trained_on if run.resolved.data.train else None,
         "train_loss": _last(rows, "loss"),
         "train_loss_until": _logged_until(source, "loss"),
-        "date": run.resolved["made_by"]["date"][:10],
+        "date": run.resolved.made_by.date[:10],
     }
 
 
@@ -446,11 +443,6 @@ def _measured(run: Run) -> dict[str, Any] | None:
     )
 
 
-def learned(counts: dict[str, Any]) -> int:
-    """Return how many of the conversations that were counted have supervised tokens in a row."""
-    return counts["conversations"] - counts["too_long"] - counts["nothing_to_learn"]
-
-
 def loss_then(source: Source) -> dict[str, Any] | None:
     """Of a checkpoint: the last held-out loss up to its step."""
     if not source.is_checkpoint:
@@ -466,14 +458,14 @@ def worse(source: Source) -> str | None:
         return None if run is None or run.heldout is None else worse_line(run.heldout)
     then = loss_then(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
-    chats = run.resolved["data"].get("validation")  # counts, of a run on chats that holds some out
-    rows = {"conversations": learned(chats)} if chats else {}
+    chats = run.resolved.data.validation
+    rows = {"conversations": chats.trained_on} if chats else {}
     return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
 
 
 def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
     """What a run wrote on the way; after questions of chats only if they are among `prompts`, which are published."""
-    return [sample for sample in run.samples if not run.chats or sample["prompt"] in prompts]
+    return [sample for sample in run.samples if not run.resolved.chat or sample["prompt"] in prompts]
 
 
 def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any] | None:
@@ -501,7 +493,7 @@ def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any]
 def held_out_answers(source: Source) -> list[dict[str, Any]]:
     """Return the answers to held-out questions that the card may show beside the samples, which may be such already."""
     run = source.run
-    if run is None or source.is_checkpoint or run.resolved.get("prompts_from") == "held-out chats":
+    if run is None or source.is_checkpoint or run.resolved.prompts_from == "held-out chats":
         return []
     return run.answers
 
@@ -533,42 +525,40 @@ def _ladder(source: Source, prompts: list[str]) -> str | None:
 
 def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
     """What it was trained on, as far as the run knows."""
-    if run is None or "sources" not in run.resolved["data"]:
+    if run is None or not run.resolved.data.sources:
         return None
-    told = run.resolved["data"]
-    origins = told["sources"]["train"]
-    tokenizer = told.get("tokenizer")
-    chats = told["train"] if run.chats else None
+    data = run.resolved.data
+    origins, tokenizer, chats = data.sources["train"], data.tokenizer, data.train
     return {
         "sources": [_origin(origin, private) for origin in origins[:MOST_FILES]],
         "more": max(0, len(origins) - MOST_FILES),
         "n_sources": len(origins),
         "datasets": sorted({name for origin in origins if (name := _hub_dataset(origin, private))}),
-        "train_tokens": (chats or told["splits"]["train"])["tokens"],
-        "documents": None if chats else told["splits"]["train"]["documents"],
-        "conversations": learned(chats) if chats else None,
-        "left_out": chats["conversations"] - learned(chats) if chats else 0,
-        "shortened": chats["shortened"] if chats else 0,
-        "supervised_share": chats["supervised_share"] if chats else None,
-        "loss_on": run.chats["loss_on"] if run.chats else None,
+        "train_tokens": (chats or data.splits["train"]).tokens,
+        "documents": None if chats else data.splits["train"].documents,
+        "conversations": chats.trained_on if chats else None,
+        "left_out": chats.conversations - chats.trained_on if chats else 0,
+        "shortened": chats.shortened if chats else 0,
+        "supervised_share": chats.supervised_share if chats else None,
+        "loss_on": run.resolved.chat.loss_on if run.resolved.chat else None,
         "held_out": held_out(run),
-        "measured_on": _measured_on(told["sources"], private),
-        "tokenizer": scrubbed(tokenizer["name"], public_ids(run.resolved, private)) if tokenizer else None,
-        "trained_tokenizer": bool(tokenizer) and tokenizer["name"] == "trained here",
-        "packing": run.resolved["run"]["packing"],
-        "new_tokens": told.get("new_tokens") or [],
-        "fingerprint": told["fingerprint"],
-        "seq_len": _row_length(run),
+        "measured_on": _measured_on(data.sources, private),
+        "tokenizer": scrubbed(tokenizer.name, public_ids(run.resolved, private)) if tokenizer else None,
+        "trained_tokenizer": tokenizer is not None and tokenizer.name == "trained here",
+        "packing": run.resolved.run.packing,
+        "new_tokens": data.new_tokens,
+        "fingerprint": data.fingerprint,
+        "seq_len": run.resolved.seq_len,
     }
 
 
 def heldout_label(run: Run) -> str:
     """Say what the held-out loss of a run is of."""
     labels = {"assistant": "held-out answers", "last": "held-out last answers", "all": "held-out conversations"}
-    return labels[run.chats["loss_on"]] if run.chats else "held-out text"
+    return labels[run.resolved.chat.loss_on] if run.resolved.chat else "held-out text"
 
 
-def _measured_on(sources: dict[str, Any], private: frozenset[str]) -> dict[str, Any] | None:
+def _measured_on(sources: dict[str, list[DataSource]], private: frozenset[str]) -> dict[str, Any] | None:
     """Return the data that the held-out results are of: `name`, and `hub`, its id if all can see it there."""
     separate = sources.get("validation") or []  # empty if a part of the training data is held out
     origins = [_origin(origin, private) for origin in separate or sources["train"]]
@@ -579,20 +569,20 @@ def _measured_on(sources: dict[str, Any], private: frozenset[str]) -> dict[str, 
     return {"name": f"{'' if separate else 'held-out part of '}{hub or origins[0]['name']}{more}", "hub": hub}
 
 
-def _origin(origin: dict[str, Any], private: frozenset[str]) -> dict[str, Any]:
+def _origin(origin: DataSource, private: frozenset[str]) -> dict[str, Any]:
     """One source of training data."""
-    name, hub = origin.get("dataset") or origin.get("file") or origin["name"], _hub_dataset(origin, private)
+    name, hub = origin.label, _hub_dataset(origin, private)
     return {
         "name": "Python's language reference, as CPython carries it"
         if name == "python-docs"
         else hub or scrubbed(name),
         "hub": hub,
-        "config": origin.get("config"),
-        "split": origin.get("split"),
-        "revision": origin.get("revision"),
-        "bytes": origin.get("bytes"),
-        "sha256": origin.get("sha256"),
-        "conversations": origin.get("conversations"),
+        "config": origin.config,
+        "split": origin.split,
+        "revision": origin.revision,
+        "bytes": origin.bytes,
+        "sha256": origin.sha256,
+        "conversations": origin.conversations,
         "license": PSF if name == "python-docs" else None,
     }
 
@@ -613,7 +603,7 @@ def _planned_steps(run: Run) -> int:
     """Return the number of steps that the schedule of a run was made for."""
     if run.newest is not None:
         return read_json(run.newest / "trainer_state.json")["max_steps"]
-    planned = run.resolved["trainer"]["max_steps"]
+    planned = run.resolved.trainer.max_steps
     return planned if planned > 0 else run.step
 
 
@@ -621,50 +611,44 @@ def _training(source: Source) -> dict[str, Any]:
     """The hyper-parameters, as a table."""
     run = source.run
     assert run is not None
-    t, r, model = run.resolved["trainer"], run.resolved["run"], run.resolved["model"]
-    rows = run.resolved.get("rows_per_step")
-    per_row = _row_length(run)
-    about_tokens = ""
-    if run.chats:
-        counts = run.resolved["data"]["train"]
-        per_row, about_tokens = counts["tokens"] / counts["rows"], "about "
-    given = dict(t["lr_scheduler_kwargs"] or {})
-    schedule = t["lr_scheduler_type"].replace("_", " ")
-    if t["lr_scheduler_type"] == "cosine_with_min_lr" and "min_lr_rate" in given:
+    t, r, model = run.resolved.trainer, run.resolved.run, run.resolved.model
+    rows, per_row, about_tokens = run.resolved.rows_per_step, run.resolved.seq_len, ""
+    if counts := run.resolved.data.train:
+        per_row, about_tokens = counts.tokens / counts.rows, "about "
+    given = dict(t.lr_scheduler_kwargs or {})
+    schedule = t.lr_scheduler_type.replace("_", " ")
+    if t.lr_scheduler_type == "cosine_with_min_lr" and "min_lr_rate" in given:
         schedule = f"cosine to {given.pop('min_lr_rate'):.0%} of the peak"
-    warmup, planned = t["warmup_steps"], _planned_steps(run)
+    warmup, planned = t.warmup_steps, _planned_steps(run)
     of_steps = "steps" if planned == run.step else f"{planned:,} planned steps"
-    devices = counted(run.resolved["device"]["count"], "device")
-    on_gpu = run.resolved["device"]["type"] != "cpu"  # Accelerate turns float16 off on a CPU
-    precision = [
-        name for name, on in (("bfloat16 autocast", t["bf16"]), ("float16 autocast", t["fp16"] and on_gpu)) if on
-    ]
-    precision += ["TF32"] if t["tf32"] else []
-    dropout = {name: model.get(name, 0.0) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
-    decayed = "matrices alone" if r["decay"] == "matrices" else "all parameters"
+    devices = counted(run.resolved.device.count, "device")
+    on_gpu = run.resolved.device.type != "cpu"  # Accelerate turns float16 off on a CPU
+    precision = [name for name, on in (("bfloat16 autocast", t.bf16), ("float16 autocast", t.fp16 and on_gpu)) if on]
+    precision += ["TF32"] if t.tf32 else []
+    dropout = {name: getattr(model, name) for name in ("embd_pdrop", "attn_pdrop", "resid_pdrop")}
+    decayed = "matrices alone" if r.decay == "matrices" else "all parameters"
     return {
         "table": _table(
             {
                 "rows a step": None
                 if rows is None
-                else f"{rows:,} ({t['per_device_train_batch_size']:,} a device x "
-                f"{t['gradient_accumulation_steps']:,} accumulated x {devices})",
+                else f"{rows:,} ({t.per_device_train_batch_size:,} a device x "
+                f"{t.gradient_accumulation_steps:,} accumulated x {devices})",
                 "tokens a step": None if rows is None else f"{about_tokens}{round(rows * per_row):,}",
                 "steps": _steps(source),
-                "learning rate": f"{t['learning_rate']:.1e} at its peak, {schedule}"
+                "learning rate": f"{t.learning_rate:.1e} at its peak, {schedule}"
                 + (f" ({said(given)})" if given else ""),
                 "warm-up": f"{100 * warmup:g}% of the {of_steps}" if 0 < warmup < 1 else f"{warmup:,.0f} steps",
-                "optimizer": f"{t['optim']}, betas {t['adam_beta1']:g} and {t['adam_beta2']:g}, "
-                f"epsilon {t['adam_epsilon']:g}",
-                "weight decay": f"{t['weight_decay']:g} ({decayed})",
-                "gradients clipped at norm": f"{t['max_grad_norm']:g}" if t["max_grad_norm"] else "not clipped",
+                "optimizer": f"{t.optim}, betas {t.adam_beta1:g} and {t.adam_beta2:g}, epsilon {t.adam_epsilon:g}",
+                "weight decay": f"{t.weight_decay:g} ({decayed})",
+                "gradients clipped at norm": f"{t.max_grad_norm:g}" if t.max_grad_norm else "not clipped",
                 "dropout": ", ".join(f"{name} {value:g}" for name, value in dropout.items()),
                 "LoRA": lora(run),
                 "trained": trained_parameters(run),
                 "precision": ", ".join(precision) or "float32",
-                "torch.compile": "yes" if t["torch_compile"] else "no",
-                "seed": f"{t['seed']}"
-                + (f", {r['init_seed']} for the initial weights" if r["init_seed"] not in (None, t["seed"]) else ""),
+                "torch.compile": "yes" if t.torch_compile else "no",
+                "seed": f"{t.seed}"
+                + (f", {r.init_seed} for the initial weights" if r.init_seed not in (None, t.seed) else ""),
             },
             ("setting", "value"),
         )
@@ -686,21 +670,19 @@ def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
     if source.run is None:
         return None
     run, rows = source.run, _rows_until(source)
-    rank = run.resolved["run"].get("lora_rank")
-    flops = flops_per_token(config, _row_length(run), rank)
+    rank = run.resolved.run.lora_rank
+    flops = flops_per_token(config, run.resolved.seq_len, rank)
     count = "PaLM's count" if rank is None else "PaLM's count, without gradients of frozen weights"
-    device, seconds = run.resolved["device"], training_seconds(rows)
-    gpu = device["type"] != "cpu"
+    device, seconds = run.resolved.device, training_seconds(rows)
+    gpu = device.type != "cpu"
     n, tokens, memory = (
-        device["count"],
+        device.count,
         trained(source)["tokens"],
         [row["memory_gib"] for row in rows if "memory_gib" in row],
     )
-    hardware = f"{n} x {device['name']}"
+    hardware = f"{n} x {device.name}"
     if not gpu:
-        hardware = (
-            f"CPU ({device['name']}), {counted(device['threads'], 'thread')}{f', {n} processes' if n > 1 else ''}"
-        )
+        hardware = f"CPU ({device.name}), {counted(device.threads, 'thread')}{f', {n} processes' if n > 1 else ''}"
     speed, mfu = run.usual("tokens_per_second"), run.usual("mfu")
     until = _logged_until(source, "tokens_per_second")
     of_steps = f" (to step {until:,})" if until else ""
@@ -727,14 +709,14 @@ def _provenance(source: Source) -> str | None:
     """Where it comes from, as a table."""
     if source.run is None:
         return None
-    told = source.run.resolved["made_by"]
-    commit, dirty, _ = (told["commit"] or "").partition("-dirty")
+    told = source.run.resolved.made_by
+    commit, dirty, _ = (told.commit or "").partition("-dirty")
     code = f"gpt2small_hf, commit {commit[:12]}{', with changes that are not in it' * bool(dirty)}"
     return _table(
         {
             "code": code if commit else None,
-            "begun": told["date"],
-            "versions": ", ".join(f"{name} {version}" for name, version in told["versions"].items()),
+            "begun": told.date,
+            "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()),
             "weights": f"of step {source.step:,}",
         }
     )
@@ -746,7 +728,7 @@ def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, 
     changes = [[name, then, now_given[name]] for name, then in _given(baseline).items() if then != now_given[name]]
     changes += [
         [name, said(then), said(now)]
-        for name, then, now in changed(scrubbed(baseline.resolved), scrubbed(run.resolved))
+        for name, then, now in changed(_scrubbed(baseline), _scrubbed(run))
         if name not in UNSAID
     ]
     losses = None
@@ -761,17 +743,21 @@ def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, 
     }
 
 
+def _scrubbed(run: Run) -> Resolved:
+    return Resolved.from_json(scrubbed(run.resolved.to_json()), f"{run.folder.resolved}:")
+
+
 def _given(run: Run) -> dict[str, str]:
     """Say what decides what a run learns beside the settings that `changed` compares.
 
     Base and data by their content: files have other names elsewhere, and a repository's may be private.
     """
-    base, rows = run.resolved.get("base"), run.resolved.get("rows_per_step")
+    base, rows = run.resolved.base, run.resolved.rows_per_step
     return {
-        "begun with": f"a model (SHA-256 {base['sha256'][:16]}…)" if base else "new weights",
-        "data": f"fingerprint {run.resolved['data']['fingerprint'][:16]}…",
+        "begun with": f"a model (SHA-256 {base.sha256[:16]}…)" if base else "new weights",
+        "data": f"fingerprint {run.resolved.data.fingerprint[:16]}…",
         "rows a step": "not known" if rows is None else f"{rows:,}",
-        "processes": f"{run.resolved['device']['count']:,}",
+        "processes": f"{run.resolved.device.count:,}",
     }
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.runs.layout import HUB_ID
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import DataSource, Resolved
 from upload.secret_scan import is_secret
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -247,25 +248,29 @@ def is_hub_id(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
-def hub_dataset(origin: dict[str, Any]) -> str | None:
+def hub_dataset(origin: DataSource) -> str | None:
     """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
-    name = origin.get("dataset") or origin.get("name", "").split(":")[0].split("[")[0]
-    return name if is_hub_id(name) and not origin.get("sha256") and not origin.get("file") else None
+    name = origin.dataset or (origin.name or "").split(":")[0].split("[")[0]
+    return name if is_hub_id(name) and not origin.sha256 and not origin.file else None
 
 
-def hub_ids(resolved: dict[str, Any]) -> set[tuple[str, str]]:
+def is_of_hub(name: str, recorded: bool | None) -> bool:
+    """Whether a base model or tokenizer is named by its id on the Hub; earlier versions did not record it."""
+    return is_hub_id(name) if recorded is None else recorded
+
+
+def hub_ids(resolved: Resolved) -> set[tuple[str, str]]:
     """Return the Hub ids that a run's settings name: type (`model` or `dataset`) and id."""
-    base, data = resolved.get("base") or {}, resolved["data"]
-    tokenizer = data.get("tokenizer") or {}
-    named = ((base.get("init_from"), base), (tokenizer.get("name"), tokenizer))
-    models = [name for name, told in named if told.get("of_hub", is_hub_id(name))]  # earlier versions did not record it
-    origins = [origin for some in data.get("sources", {}).values() for origin in some]
-    origins += base.get("trained_on") or []
-    found = {("model", name) for name in models if name} | {("dataset", hub_dataset(origin)) for origin in origins}
+    base, tokenizer = resolved.base, resolved.data.tokenizer
+    models = [base.init_from] if base and is_of_hub(base.init_from, base.of_hub) else []
+    models += [tokenizer.name] if tokenizer and is_of_hub(tokenizer.name, tokenizer.of_hub) else []
+    origins = [origin for some in resolved.data.sources.values() for origin in some]
+    origins += (base and base.trained_on) or []
+    found = {("model", name) for name in models} | {("dataset", hub_dataset(origin)) for origin in origins}
     return {(kind, name) for kind, name in found if name and "/" in name and HUB_ID.fullmatch(name)}
 
 
-def public_ids(resolved: dict[str, Any], private: Collection[str]) -> set[str]:
+def public_ids(resolved: Resolved, private: Collection[str]) -> set[str]:
     """Return those ids that are not private, so that they are published in full."""
     return {name for _, name in hub_ids(resolved)} - {*private}
 
@@ -276,11 +281,11 @@ def chat_questions(run: Run | None) -> list[str]:
     Runs of earlier versions do not say where their prompts are from: these are the chats' if one of them is among the
     held-out questions that the finished model answered.
     """
-    if run is None or not run.chats:
+    if run is None or not run.resolved.chat:
         return []
-    prompts: list[str] = run.resolved["run"]["prompts"]
-    if "prompts_from" in run.resolved:
-        return [] if run.resolved["prompts_from"] == "given" else prompts
+    prompts = run.resolved.run.prompts
+    if run.resolved.prompts_from is not None:
+        return [] if run.resolved.prompts_from == "given" else prompts
     answers = read_jsonl(run.folder.answers) if run.folder.answers.is_file() else []
     asked = {answer["messages"][-1]["content"] for answer in answers}
     return prompts if asked & set(prompts) else []

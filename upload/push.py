@@ -556,7 +556,7 @@ def finish(
             hub.collect(args.collection, repo_id)
             say("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
-    record = {**records[0], "made_by": scrubbed(made_by(), repositories)}
+    record = {**records[0], "made_by": scrubbed(made_by().to_json(), repositories)}
     path = first.source.place.published
     write_json(path, remembered([{**record, **linked(first)}, *records[1:], *flat(before)]))
     done = "proposed to" if record["pull_request"] else "published"

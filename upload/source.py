@@ -106,18 +106,12 @@ def of_checkpoint(path: Path, run: RunFolder) -> Source:
     return Source(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
 
 
-KEYS = {"run", "model", "data", "trainer", "device", "made_by"}
 UNMEASURED = {"rows", "made_by"}
 MEASURED = UNMEASURED | {"before", "unigram", "after"}
 
 
 def _open(folder: RunFolder) -> Run:
     """A run's files. Raises: UsageError if something is not there without which its card would be wrong."""
-    resolved = read_json(folder.resolved)
-    if not isinstance(resolved, dict) or not resolved.keys() >= KEYS:
-        raise UsageError(
-            f"{folder.resolved} is not whole, so nothing is known of the run. Copy its model/ elsewhere, publish that."
-        )
     run = Run(folder)
     if run.heldout is not None and not run.heldout.keys() >= (UNMEASURED if _held_nothing_out(run) else MEASURED):
         raise UsageError(f"{folder.heldout} is not whole. The run's own command, with --overwrite, makes it again.")
@@ -126,7 +120,7 @@ def _open(folder: RunFolder) -> Run:
     if not any({"loss", "train_loss"} & row.keys() for row in run.metrics):  # the latter when training ended
         raise UsageError(
             f"{folder.metrics} has no line of training, so nothing is known of it. Put back what was removed, or train "
-            f"to the first line (every {run.resolved['trainer']['logging_steps']:g} steps) or to the end."
+            f"to the first line (every {run.resolved.trainer.logging_steps:g} steps) or to the end."
         )
     return run
 
@@ -160,7 +154,7 @@ def _kept_step(run: Run) -> int:
     """The step whose weights a finished run kept: its last, or its best one."""
     if run.heldout is not None and "step" in run.heldout:  # earlier versions did not record it
         return run.heldout["step"]
-    if not run.resolved["trainer"].get("load_best_model_at_end"):
+    if not run.resolved.trainer.load_best_model_at_end:
         return run.step
     newest = next(whole_checkpoints(run.folder), None)
     if newest is not None:  # a step that was measured and not saved is not kept

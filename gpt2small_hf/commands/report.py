@@ -6,7 +6,8 @@ from pathlib import Path
 
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.invocation import command
-from gpt2small_hf.runs.layout import RunFolder, check_run
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.reader import Run
 
 
 def main(words: list[str]) -> None:
@@ -18,9 +19,7 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("RUN", nargs="+", type=Path, help="A run folder.")
     (args,) = parser.fill(words)
-    for root in args.RUN:
-        check_run(RunFolder(root))
+    runs = [Run(RunFolder(root)) for root in args.RUN]
     from gpt2small_hf.report.page import write_reports
-    from gpt2small_hf.runs.reader import Run
 
-    write_reports([Run(RunFolder(root)) for root in args.RUN])
+    write_reports(runs)

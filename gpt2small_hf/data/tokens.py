@@ -86,7 +86,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
                 if not state["batches"]:  # nothing is on record to go on from
                     discard(unfinished)
                 raise
-            meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by()}
+            meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by().to_json()}
             write_json(unfinished.meta, meta)
         unfinished.progress.unlink(missing_ok=True)
         put_in_place(unfinished.root, folder.root, is_filled_in_part=built and not folder.meta.exists())

@@ -20,6 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gpt2small_hf.runs.files import read_json, read_jsonl, whole
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.records import Resolved
 
 MOST_POINTS = 600
 """Of a line: more would share pixels."""
@@ -44,11 +45,11 @@ def draw_charts(run: RunFolder) -> list[Path]:
     Returns: the pictures drawn. There is none of what was not logged.
     """
     rows = sorted(read_jsonl(run.metrics), key=lambda row: row["step"]) if run.metrics.exists() else []
-    resolved = read_json(run.resolved) if run.resolved.exists() else {}
+    resolved = Resolved.load(run.resolved) if run.resolved.exists() else None
     measured = read_json(run.heldout) if run.heldout.exists() else {}
     figures = {
-        "loss": loss_figure(rows, resolved.get("model", {}).get("vocab_size"), measured.get("unigram", {}).get("loss")),
-        "grad_norm": grad_norm_figure(rows, resolved.get("trainer", {}).get("max_grad_norm")),
+        "loss": loss_figure(rows, resolved and resolved.model.vocab_size, measured.get("unigram", {}).get("loss")),
+        "grad_norm": grad_norm_figure(rows, resolved and resolved.trainer.max_grad_norm),
         "learning_rate": learning_rate_figure(rows),
         "throughput": throughput_figure(rows),
     }
@@ -142,24 +143,16 @@ def new_skips(rows: Rows) -> list[tuple[int, dict[str, int]]]:
     return grown
 
 
-def describe(resolved: dict[str, Any]) -> str:
-    """What a run is, in a few words, from its `resolved.json`."""
-    if not resolved:
-        return ""
-    model, recipe = resolved["model"], recipe_name(resolved)
-    seq_len = resolved["run"].get("seq_len") or model["max_position_embeddings"]
+def describe(resolved: Resolved) -> str:
+    """Describe a run in a few words."""
+    model = resolved.model
     return " · ".join(
         [
-            *([f"recipe {recipe}"] if recipe else []),
-            f"{model['num_hidden_layers']} layers, {model['hidden_size']:,} wide, rows of {seq_len:,} tokens",
-            f"data {Path(resolved['data']['folder']).name}",
+            *([f"recipe {resolved.recipe_name}"] if resolved.recipe_name else []),
+            f"{model.num_hidden_layers} layers, {model.hidden_size:,} wide, rows of {resolved.seq_len:,} tokens",
+            f"data {Path(resolved.data.folder).name}",
         ]
     )
-
-
-def recipe_name(resolved: dict[str, Any]) -> str | None:
-    """File name of the recipe, the one input on record."""
-    return next((Path(path).name for path in resolved["made_by"]["inputs"]), None)
 
 
 # ---- the pictures -----------------------------------------------------------------------------------------------
@@ -336,14 +329,13 @@ def _panels(figure: Figure, two: bool) -> tuple[Axes, Axes | None]:
     return upper, lower
 
 
-def _finish(figure: Figure, run: RunFolder, resolved: dict[str, Any], last_step: int) -> None:
+def _finish(figure: Figure, run: RunFolder, resolved: Resolved | None, last_step: int) -> None:
     """What all pictures share: heading, steps, grid, legend."""
     upper = figure.axes[0]
     name = run.root.resolve().name
     upper.set_title(name[:80], loc="left", weight="bold", fontsize=11, pad=20, parse_math=False)
-    upper.text(
-        0, 1.025, describe(resolved)[:120], transform=upper.transAxes, fontsize=8.5, color=GREY, parse_math=False
-    )
+    words = describe(resolved)[:120] if resolved else ""
+    upper.text(0, 1.025, words, transform=upper.transAxes, fontsize=8.5, color=GREY, parse_math=False)
     left = [axes for axes in figure.axes if axes.yaxis.get_label_position() == "left"]
     for axes in left:
         axes.set_xlim(-0.02 * (last_step or 1), 1.02 * (last_step or 1))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2small_hf.invocation import command
-from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, recipe_name, values
+from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
     answers_line,
@@ -63,7 +63,7 @@ def status(run: Run) -> str:
     if run.heldout is not None:
         kept = kept_line(run.heldout.get("step"), run.heldout.get("last_step", run.step))  # if they were recorded
         return f"Finished: {run.step:,} steps{seen}." + (f" {kept}" if kept else "")
-    wanted = run.resolved["trainer"]["max_steps"]
+    wanted = run.resolved.trainer.max_steps
     of = f" of {wanted:,}" if wanted > 0 else ""
     so_far = f"the log ends at step {run.logged_step:,}{of}" if run.metrics else "no step was logged"
     if run.step > run.logged_step:
@@ -75,90 +75,89 @@ def status(run: Run) -> str:
 
 def facts(run: Run) -> list[list[str]]:
     """What the run is: name and value of each fact that is known."""
-    resolved, model, trainer = run.resolved, run.resolved["model"], run.resolved["trainer"]
-    made_by, device = resolved["made_by"], resolved["device"]
+    resolved, model, trainer = run.resolved, run.resolved.model, run.resolved.trainer
+    made_by, device = resolved.made_by, resolved.device
     sizes = (
-        f"{model['num_hidden_layers']} layers, {model['hidden_size']:,} wide, {model['num_attention_heads']} heads, "
-        f"context {model['max_position_embeddings']:,}, vocabulary {model['vocab_size']:,}, "
-        f"head {'tied' if model['tie_word_embeddings'] else 'untied'}"
+        f"{model.num_hidden_layers} layers, {model.hidden_size:,} wide, {model.num_attention_heads} heads, "
+        f"context {model.max_position_embeddings:,}, vocabulary {model.vocab_size:,}, "
+        f"head {'tied' if model.tie_word_embeddings else 'untied'}"
     )
-    clip = trainer["max_grad_norm"]
+    clip = trainer.max_grad_norm
     speed = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}", "memory_gib": "{:.1f} GiB of memory"}
     usual = {name: run.usual(name) for name in speed}
     known = {
-        "recipe": recipe_name(resolved),
+        "recipe": resolved.recipe_name,
         "model": sizes if run.n_parameters is None else f"{run.n_parameters:,} parameters: {sizes}",
-        "begun with": resolved["base"]["init_from"] if resolved.get("base") else None,
-        "data": f"{resolved['data']['folder']} (fingerprint {resolved['data']['fingerprint'][:12]})",
+        "begun with": resolved.base.init_from if resolved.base else None,
+        "data": f"{resolved.data.folder} (fingerprint {resolved.data.fingerprint[:12]})",
         "learned": learned(run),
         "held out": held_out(run),
         "LoRA": lora(run),
         "trained": trained_parameters(run),
-        "training": f"learning rate {trainer['learning_rate']:.1e}, {trainer['lr_scheduler_type']}, "
-        f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer['seed']}",
+        "training": f"learning rate {trainer.learning_rate:.1e}, {trainer.lr_scheduler_type}, "
+        f"gradients {f'clipped to {clip:g}' if clip else 'not clipped'}, seed {trainer.seed}",
         "speed": ", ".join(speed[name].format(value) for name, value in usual.items() if value is not None),
-        "device": f"{device['count']} x {device['type']} {device['name']}",
-        "command": made_by["command"],
-        "commit": made_by["commit"],
-        "begun": made_by["date"],
-        "versions": ", ".join(f"{name} {version}" for name, version in made_by["versions"].items()),
+        "device": f"{device.count} x {device.type} {device.name}",
+        "command": made_by.command,
+        "commit": made_by.commit,
+        "begun": made_by.date,
+        "versions": ", ".join(f"{name} {version}" for name, version in made_by.versions.items()),
     }
     return [[name, value] for name, value in known.items() if value]
 
 
 def learned(run: Run) -> str | None:
     """Of a run on chats: how many there were, and what of them was learned."""
-    if not run.chats:
+    chat, counts = run.resolved.chat, run.resolved.data.train
+    if chat is None or counts is None:
         return None
-    counts = run.resolved["data"]["train"]
     return (
-        f"{counts['supervised_share']:.1%} of {counts['tokens']:,} tokens in {counts['conversations']:,} conversations "
-        f"(loss on {run.chats['loss_on']}, template {one_line(run.chats['template'] or 'of the tokenizer', 40)})"
+        f"{counts.supervised_share:.1%} of {counts.tokens:,} tokens in {counts.conversations:,} conversations "
+        f"(loss on {chat.loss_on}, template {one_line(chat.template or 'of the tokenizer', 40)})"
     )
 
 
 def lora(run: Run) -> str | None:
     """Return the settings of LoRA, as words; None of a run without."""
-    rank = run.resolved["run"].get("lora_rank")
-    if rank is None:
+    given = run.resolved.run
+    if given.lora_rank is None:
         return None
-    alpha, dropout = run.resolved["run"].get("lora_alpha"), run.resolved["run"].get("lora_dropout")
+    alpha, dropout = given.lora_alpha or 2 * given.lora_rank, given.lora_dropout or 0
     settings = run.folder.adapter / "adapter_config.json"
     targets = read_json(settings)["target_modules"] if settings.is_file() else []
     layers = ", ".join(sorted({target.rpartition(".")[2] for target in targets})) or "all linear layers"
     merged = "; merged into the model's weights" if run.heldout is not None else ""
-    return f"rank {rank}, alpha {alpha or 2 * rank:g}, dropout {dropout or 0:g}, on {layers} of each block{merged}"
+    return f"rank {given.lora_rank}, alpha {alpha:g}, dropout {dropout:g}, on {layers} of each block{merged}"
 
 
 def trained_parameters(run: Run) -> str | None:
     """Return how many parameters of an adapted model were trained, as words; None of others, or if not recorded."""
-    counts = run.resolved.get("parameters")
-    if not counts or counts["trained"] == counts["total"]:
+    counts = run.resolved.parameters
+    if not counts or counts.trained == counts.total:
         return None
-    said = f"{counts['trained']:,} of {counts['total']:,} parameters ({counts['trained'] / counts['total']:.1%})"
-    if "adapter" not in counts:  # earlier versions did not record them
+    said = f"{counts.trained:,} of {counts.total:,} parameters ({counts.trained / counts.total:.1%})"
+    if counts.adapter is None:  # earlier versions did not record them
         return f"{said}, those of the adapter included"
-    rows = counts["trained"] - counts["adapter"]
+    rows = counts.trained - counts.adapter
     new = f", {rows:,} of new rows of the embeddings" if rows else ""
-    merged = counts["total"] - counts["trained"]
-    return f"{said}: {counts['adapter']:,} of the adapter{new}; the merged model has {merged:,}"
+    return f"{said}: {counts.adapter:,} of the adapter{new}; the merged model has {counts.total - counts.trained:,}"
 
 
 def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:
     """State where these prompts of a run on chats are from, and whether it was trained on them; None of other runs."""
-    if not run.chats:
+    if not run.resolved.chat:
         return None
     words = {
         "given": "The questions were given with the recipe or --prompts",
         "held-out chats": "The questions are from the held-out chats",
         "training chats": "The questions are from the training chats",
     }
-    kind = run.resolved.get("prompts_from")
+    kind = run.resolved.prompts_from
     if kind == "training chats":
         return f"{words[kind]}."
     source = words.get(str(kind), "The source of the questions was not recorded")
-    flags = run.resolved.get("prompts_in_training") or []  # earlier versions did not record these either
-    known = dict(zip(run.resolved["run"]["prompts"], flags, strict=False))
+    flags = run.resolved.prompts_in_training or []  # earlier versions did not record these either
+    known = dict(zip(run.resolved.run.prompts, flags, strict=False))
     if not known.keys() >= set(prompts):
         return f"{source}; whether the training chats contain them was not recorded."
     n, found = len(prompts), sum(known[prompt] for prompt in prompts)
@@ -168,20 +167,20 @@ def prompts_line(run: Run, prompts: Sequence[str]) -> str | None:
 
 def held_out(run: Run) -> str | None:
     """Return what of the data is held out, as words; None if nothing is."""
-    if run.chats:
-        chats = run.resolved["data"].get("validation")
-        separate = " of separate files" if run.resolved["data"].get("sources", {}).get("validation") else ""
-        return f"{chats['conversations']:,} conversations{separate}" if chats else None
-    counts = run.resolved["data"].get("splits", {}).get("validation")
-    if not counts:
+    data = run.resolved.data
+    if run.resolved.chat:
+        separate = " of separate files" if data.sources.get("validation") else ""
+        return f"{data.validation.conversations:,} conversations{separate}" if data.validation else None
+    if "validation" not in data.splits:
         return None
-    n, tokens = counts["documents"], f"{counts['tokens']:,} tokens"
+    counts = data.splits["validation"]
+    n, tokens = counts.documents, f"{counts.tokens:,} tokens"
     kinds = {
         "tails": "the end of the document" if n == 1 else f"the ends of all {n:,} documents",
         "documents": "one whole document" if n == 1 else f"{n:,} whole documents",
         "files": "one document of separate files" if n == 1 else f"{n:,} documents of separate files",
     }
-    words = kinds.get(run.resolved["data"].get("held_out"))  # earlier versions did not record it
+    words = kinds.get(data.held_out or "")  # earlier versions did not record it
     return f"{words} ({tokens})" if words else tokens
 
 
@@ -318,7 +317,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         cells = [[row["messages"][-1]["content"], row["answer"] + ("" if row["ended"] else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
-    parts.append(prompts_line(run, run.resolved["run"]["prompts"]) or "")
+    parts.append(prompts_line(run, run.resolved.run.prompts) or "")
     for ladder in ladders(run.samples, run.metrics):
         parts.append(f"Sampled after: {escaped(ladder.prompt)}")
         parts.append(fenced(ladder.table()))
@@ -352,5 +351,5 @@ def next_command(run: Run) -> str:
     model = run.folder.model if run.folder.model.is_dir() else run.newest
     if model is None:
         return command("report", str(run.folder.root))
-    question = [run.resolved["run"]["prompts"][0]] if run.chats else []
+    question = run.resolved.run.prompts[:1] if run.resolved.chat else []
     return example_command("use_from_hub.py", str(model), *question)

@@ -225,7 +225,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
     return {
         "noise": {"baseline": {name: six(sd) for name, sd in seed_noise(losses).items()}},
         "recipes": sorted(rows, key=lambda row: place(row, rows)),
-        "made_by": made_by([run.folder.heldout for run in finished.values()]),
+        "made_by": made_by([run.folder.heldout for run in finished.values()]).to_json(),
     }
 
 

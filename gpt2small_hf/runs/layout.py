@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import is_leftover, is_replaceable, lock_of, read_json
+from gpt2small_hf.runs.files import is_leftover, is_replaceable, lock_of
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -173,15 +173,6 @@ def check_named(flag: str, name: str | None) -> None:
     """Raise: UsageError if a name is neither of something here nor could be an id on the Hub."""
     if name and not Path(name).expanduser().exists() and not HUB_ID.fullmatch(name):
         raise UsageError(f"{flag} {name} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
-
-
-def check_run(folder: RunFolder) -> None:
-    """Raise: UsageError if a folder is not a run's, or its `resolved.json` is not as train.py wrote it."""
-    if not folder.resolved.is_file():
-        raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
-    resolved, parts = read_json(folder.resolved), {"run", "data", "model", "trainer", "device", "made_by"}
-    if not isinstance(resolved, dict) or not parts <= resolved.keys():
-        raise UsageError(f"{folder.resolved} is damaged: settings of the run are missing. Restore the file.")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

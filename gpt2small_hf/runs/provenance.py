@@ -11,22 +11,22 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from gpt2small_hf.invocation import command_line
 from gpt2small_hf.runs.files import sha256
+from gpt2small_hf.runs.records import MadeBy
 
 
-def made_by(inputs: Iterable[Path] = ()) -> dict[str, Any]:
+def made_by(inputs: Iterable[Path] = ()) -> MadeBy:
     """How a result came to be: command, git commit, date, versions, SHA-256 of the model's code and each input file."""
-    return {
-        "command": command_line(),
-        "commit": git_commit(),
-        "model_code": model_code(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "inputs": {str(path): sha256(path) for path in inputs},
-    }
+    return MadeBy(
+        command=command_line(),
+        commit=git_commit(),
+        model_code=model_code(),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        versions=versions(),
+        inputs={str(path): sha256(path) for path in inputs},
+    )
 
 
 def model_code() -> dict[str, str]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl
-from gpt2small_hf.runs.layout import RunFolder, check_run, checkpoints_in, number_of
+from gpt2small_hf.runs.layout import RunFolder, checkpoints_in, number_of
+from gpt2small_hf.runs.records import Resolved
 
 Rows = list[dict[str, Any]]
 
@@ -24,10 +25,11 @@ class Run:
 
         Raises: UsageError if it is not a run folder, or a file in it is broken.
         """
-        check_run(folder)
+        if not folder.resolved.is_file():
+            raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
         self.folder = folder
         self.name = folder.root.resolve().name
-        self.resolved: dict[str, Any] = read_json(folder.resolved)
+        self.resolved = Resolved.load(folder.resolved)
         self.metrics = _lines(folder.metrics)
         self.train = [row for row in self.metrics if "loss" in row]
         self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
@@ -67,11 +69,6 @@ class Run:
             return sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
         return None
 
-    @property
-    def chats(self) -> dict[str, Any] | None:
-        """Of a run on chats: its settings for them."""
-        return self.resolved.get("chat")
-
     @cached_property
     def answers(self) -> Rows:
         """The finished model's answers to held-out questions, of a run on chats."""
@@ -87,7 +84,7 @@ class Run:
         """What two held-out losses must have in common to be compared: text, rows and their length."""
         if self.heldout is None:
             return None
-        return (self.resolved["data"]["fingerprint"], *self.heldout["rows"].values())
+        return (self.resolved.data.fingerprint, *self.heldout["rows"].values())
 
 
 def logged_tokens(rows: Rows) -> int | None:

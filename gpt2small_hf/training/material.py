@@ -6,9 +6,9 @@ Everything a user can have wrong is found here, before any weights are read or d
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,9 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
-from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.files import sha256
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
+from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.training.arguments import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume
@@ -267,11 +268,11 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | No
     chosen: dict[str, Any] = {}
     batches_per_step = trainer.gradient_accumulation_steps * n_processes
     before = settings_to_resume(RunFolder(args.run.output_dir), args)
-    if before is not None and not before.get("chat"):  # the folder has another run, which is refused later
+    if before is not None and not before.chat:  # the folder has another run, which is refused later
         before = None
     if "packing" in unset:
         if before is not None:
-            chosen["packing"] = before["run"]["packing"]
+            chosen |= {"packing": before.run.packing or "padding"}
         else:
             smallest = 1 if "per_device_train_batch_size" in unset else trainer.per_device_train_batch_size
             n_packed = len(pack_whole(rows.lengths, rows.seq_len))
@@ -282,15 +283,15 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | No
             some.pack(chosen["packing"])
     if "per_device_train_batch_size" in unset:
         if before is not None:  # --find_batch_size may have cut its rows a step into other parts
-            parts = ("per_device_train_batch_size", "gradient_accumulation_steps")
-            size = math.prod(before["trainer"][name] for name in parts) * before["device"]["count"] // batches_per_step
+            then = before.trainer.per_device_train_batch_size * before.trainer.gradient_accumulation_steps
+            size = then * before.device.count // batches_per_step
         else:
             most = len(rows) // (STEPS_PER_EPOCH * batches_per_step)
             size = min(TrainerArguments.per_device_train_batch_size, most)
         trainer.per_device_train_batch_size = chosen["per_device_train_batch_size"] = max(1, size)
     if heldout and "load_best_model_at_end" in unset and trainer.eval_strategy == trainer.save_strategy == "epoch":
         if before is not None:
-            keeps_best = before["trainer"]["load_best_model_at_end"]
+            keeps_best = before.trainer.load_best_model_at_end
         else:
             keeps_best = heldout.counts.kept >= CHATS_TO_JUDGE_BY or args.run.early_stopping_patience is not None
         trainer.load_best_model_at_end = chosen["load_best_model_at_end"] = keeps_best
@@ -345,9 +346,11 @@ def sources_of(model: Path) -> list[dict[str, Any]] | None:
     elif model.parent.name == "checkpoints":
         places.append(model.parents[1])
     for run in map(RunFolder, places):
-        resolved = read_json(run.resolved) if run.resolved.is_file() else None
-        if isinstance(resolved, dict) and resolved.get("data", {}).get("sources"):
-            return [*resolved["data"]["sources"]["train"], *((resolved.get("base") or {}).get("trained_on") or [])]
+        with suppress(UsageError):  # missing, or another program's file
+            found = Resolved.load(run.resolved)
+            if found.data.sources:
+                origins = [*found.data.sources["train"], *((found.base and found.base.trained_on) or [])]
+                return [origin.to_json() for origin in origins]
     return None
 
 

@@ -21,8 +21,10 @@ from safetensors import SafetensorError, safe_open
 from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_json, write_jsonl
-from gpt2small_hf.runs.layout import RunFolder, check_run, checkpoints_in
+from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
+from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.training.arguments import Arguments
 
 MANIFEST = "checkpoint.json"
@@ -56,7 +58,6 @@ MAY_CHANGE_ALL = ("logging_", "ddp_", "hub_", "include_")
 PARTS_OF_A_STEP = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 EVALUATIONS = {"eval_strategy", "eval_steps", "eval_delay", "eval_on_start"}
 CHOICE_OF_THE_BEST = {"save_strategy", "save_steps", "metric_for_best_model", "greater_is_better"}
-DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
 # What a branch may have otherwise than the run it leaves: how long, and how the learning rate goes on.
 BRANCHES_CHANGE = {
     *(
@@ -237,20 +238,19 @@ def is_prepared_text(path: Path) -> bool:
     return path.resolve() == Path("data").resolve()
 
 
-def settings_to_resume(run: RunFolder, args: Arguments) -> dict[str, Any] | None:
+def settings_to_resume(run: RunFolder, args: Arguments) -> Resolved | None:
     """Return `resolved.json` of the run that this one resumes or branches from; None if it starts new."""
     if run.resolved.exists() and not args.run.overwrite:
-        check_run(run)
-        return read_json(run.resolved)
+        return Run(run).resolved
     checkpoint = args.run.branch_from
     if checkpoint is None and args.run.resume not in ("auto", "never"):
         checkpoint = Path(args.run.resume)
     if checkpoint is None or not run_of(checkpoint).resolved.exists():
         return None
-    return read_json(run_of(checkpoint).resolved)
+    return Run(run_of(checkpoint)).resolved
 
 
-def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) -> Path | None:
+def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path | None:
     """The checkpoint to go on from; None to begin at the first step.
 
     Args:
@@ -267,14 +267,13 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
             return args.run.branch_from
         if named in ("auto", "never"):
             return None
-        theirs = run_of(Path(named)).resolved
-        if theirs.exists() and (lines := differences(read_json(theirs), settings)):
+        theirs = run_of(Path(named))
+        if theirs.resolved.exists() and (lines := differences(Run(theirs).resolved, settings)):
             raise UsageError(f"{named} is of a run with other settings: {'; '.join(lines)}. Leave them as they were.")
         return Path(named)
     if named == "never":
         raise UsageError(f"{run.root} holds a run. Go on with it (--resume auto), or begin again with --overwrite.")
-    check_run(run)
-    before = read_json(run.resolved)
+    before = Run(run).resolved
     if lines := differences(before, settings):
         weights = run.root if run.finished else next(whole_checkpoints(run), None)
         longer = (
@@ -289,9 +288,9 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
         )
     if run.finished:
         return None
-    if notice := device_notice(before["device"], settings["device"]):
+    if notice := device_notice(before.device, settings.device):
         print(notice, file=sys.stderr)
-    if before["made_by"]["commit"] != git_commit():
+    if before.made_by.commit != git_commit():
         print("the run was begun with another version of this code; it goes on with this one.", file=sys.stderr)
     keeps_best = args.trainer.load_best_model_at_end
     if named != "auto":  # `check_folder` has seen that it is complete
@@ -312,43 +311,43 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: dict[str, Any]) ->
     return usable or args.run.branch_from
 
 
-def device_notice(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+def device_notice(before: DeviceFacts, now: DeviceFacts) -> str | None:
     """Return a sentence about a run that resumes on another device; None if it is the same, as far as is known."""
-    recorded = [now["name"]]
-    if now["type"] == "cpu":
+    recorded = [now.name]
+    if now.type == "cpu":
         recorded.append(platform.machine())  # earlier versions recorded the architecture
-    if before["name"] in recorded:
+    if before.name in recorded:
         return None
-    return f"the run was started on {before['name']}: on {now['name']} it is the same up to rounding."
+    return f"the run was started on {before.name}: on {now.name} it is the same up to rounding."
 
 
-def differences(before: dict[str, Any], now: dict[str, Any], allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]
+def differences(before: Resolved, now: Resolved, allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]
     """What two runs' settings differ in, as far as it decides what is learned: `name: then -> now`, one each."""
     lines = []
-    if before["data"]["fingerprint"] != now["data"]["fingerprint"]:
-        then, present = before["data"]["folder"], now["data"]["folder"]
+    if before.data.fingerprint != now.data.fingerprint:
+        then, present = before.data.folder, now.data.folder
         same = " (its content, or how it is written down, has changed)" if then == present else ""
-        lines.append(f"{'chats' if now.get('chat') else 'text'}: {then} -> {present}{same}")
-    if before.get("rows_per_step", now["rows_per_step"]) != now["rows_per_step"]:
-        lines.append(f"rows a step: {before['rows_per_step']} -> {now['rows_per_step']}")
-    processes = [settings["device"]["count"] for settings in (before, now)]
+        lines.append(f"{'chats' if now.chat else 'text'}: {then} -> {present}{same}")
+    if before.rows_per_step not in (None, now.rows_per_step):  # earlier versions did not record it
+        lines.append(f"rows a step: {before.rows_per_step} -> {now.rows_per_step}")
+    processes = [settings.device.count for settings in (before, now)]
     if processes[0] != processes[1] and "processes" not in allowed:  # each has random numbers of its own
         lines.append(f"processes: {processes[0]} -> {processes[1]}")
-    if (before.get("base") or {}).get("sha256") != (now.get("base") or {}).get("sha256"):
-        names = [(settings.get("base") or {"init_from": None})["init_from"] for settings in (before, now)]
+    if (before.base and before.base.sha256) != (now.base and now.base.sha256):
+        names = [settings.base and settings.base.init_from for settings in (before, now)]
         lines.append(f"init_from: {names[0]} -> {names[1]}, which has other weights")
     return lines + [f"{name}: {then} -> {present}" for name, then, present in changed(before, now, allowed)]
 
 
 def changed(
-    before: dict[str, Any],
-    now: dict[str, Any],
+    before: Resolved,
+    now: Resolved,
     allowed: set[str] = frozenset(),  # pyright: ignore[reportArgumentType]
 ) -> list[tuple[str, Any, Any]]:
     """The settings that decide what is learned and that two runs have otherwise: name, value then, value now."""
     found, allowed = [], allowed | may_change(now)
     for part in ("model", "run", "chat", "trainer"):
-        then, present = before.get(part) or {}, now.get(part) or {}
+        then, present = before.settings(part), now.settings(part)
         # A setting that one version of this code does not know makes no difference. Of a model, only what is not the
         # default was written, together with what transformers notes: its version, class names, the saved dtype.
         names = model_settings() if part == "model" else [name for name in present if name in then]
@@ -366,19 +365,18 @@ def model_settings() -> dict[str, Any]:
     return {setting.name: setting.default for setting in fields(declaration)}
 
 
-def may_change(settings: dict[str, Any]) -> set[str]:
+def may_change(settings: Resolved) -> set[str]:
     """The settings that may be others when a run resumes, given all of them."""
-    run, trainer = settings["run"], settings["trainer"]
-    model = model_settings() | settings["model"]
-    # Earlier versions did not know all of these.
-    draws = any(model[name] for name in DROPOUTS) or run.get("lora_dropout") or trainer.get("neftune_noise_alpha")
-    judges = trainer["load_best_model_at_end"] or trainer["lr_scheduler_type"] in ("reduce_lr_on_plateau", "greedy")
+    run, trainer, model = settings.run, settings.trainer, settings.model
+    draws = model.embd_pdrop or model.attn_pdrop or model.resid_pdrop
+    draws = draws or run.lora_dropout or trainer.neftune_noise_alpha
+    judges = trainer.load_best_model_at_end or trainer.lr_scheduler_type in ("reduce_lr_on_plateau", "greedy")
     allowed = set(MAY_CHANGE)
     # Dropout draws for each micro-batch; with rows left out at the end of an epoch, how many depends on its size.
-    if run.get("find_batch_size") or not (draws or trainer["dataloader_drop_last"]):
+    if run.find_batch_size or not (draws or trainer.dataloader_drop_last):
         allowed |= PARTS_OF_A_STEP
     # An evaluation draws a random number on the CPU.
-    if not (judges or (draws and settings["device"]["type"] == "cpu")):
+    if not (judges or (draws and settings.device.type == "cpu")):
         allowed |= EVALUATIONS
     if not judges:
         allowed |= CHOICE_OF_THE_BEST
@@ -393,12 +391,12 @@ def run_of(checkpoint: Path) -> RunFolder:
     return RunFolder(checkpoint.resolve().parents[1])
 
 
-def check_branch(checkpoint: Path, args: Arguments, settings: dict[str, Any]) -> None:
+def check_branch(checkpoint: Path, args: Arguments, settings: Resolved) -> None:
     """See that this run is a branch of the checkpoint's: the same but for its end, and the rate still at its peak.
 
     Raises: UsageError otherwise.
     """
-    if lines := differences(read_json(run_of(checkpoint).resolved), settings, BRANCHES_CHANGE):
+    if lines := differences(Run(run_of(checkpoint)).resolved, settings, BRANCHES_CHANGE):
         raise UsageError(
             f"a branch has its run's settings, but for length and schedule; here differ {'; '.join(lines)}. "
             f"Use the recipe of {run_of(checkpoint).root}."

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,6 +66,7 @@ from gpt2small_hf.runs.files import (
 )
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by, processor_name
+from gpt2small_hf.runs.records import ParameterCounts, Resolved
 from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
@@ -219,7 +221,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     model = material.build()
     trained = model.num_parameters(only_trainable=True)
     adapter = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
-    settings["parameters"] = {"total": model.num_parameters(), "trained": trained, "adapter": adapter}
+    parameters = ParameterCounts(total=model.num_parameters(), trained=trained, adapter=adapter)
+    settings = replace(settings, parameters=parameters)
     if config.tie_word_embeddings:
         # Saved under the embedding's name alone; Trainer would report it missing whenever it resumes.
         model._keys_to_ignore_on_save = set(model._tied_weights_keys)
@@ -228,10 +231,11 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         before = settings_to_resume(run, args)
         if before is not None and checkpoint is not None and not branching:  # as it was found when the run began
             for name in FOUND:
-                setattr(args.trainer, name, before["trainer"][name])
+                setattr(args.trainer, name, getattr(before.trainer, name))
         else:
             print(trials_table(find_batch_size(model, args.trainer, rows.seq_len), args.trainer))
-        settings["trainer"] |= {name: getattr(args.trainer, name) for name in FOUND}
+        found = {name: getattr(args.trainer, name) for name in FOUND}
+        settings = replace(settings, trainer=replace(settings.trainer, **found))
     progress = ProgressLine(tokens_per_step)
     stop = StopOnSignal(progress, to_resume=args.run.command_to_resume)
     metrics = MetricsLog(run.metrics)
@@ -429,7 +433,7 @@ def resolve(
     rows_per_step: int,
     prompts_from: str,
     prompts_in_training: list[bool] | None,
-) -> dict[str, Any]:
+) -> Resolved:
     """Every value in force, as `resolved.json` has it."""
     device = args.trainer.device
     values = {
@@ -448,8 +452,10 @@ def resolve(
             "count": args.trainer.world_size,
             "threads": torch.get_num_threads(),
         },
+        "made_by": made_by([args.recipe]).to_json(),
     }
-    return json.loads(json.dumps(finite(values)))  # as it will be read again
+    # As it will be read again, by an earlier or later version of this code too.
+    return Resolved.from_json(json.loads(json.dumps(finite(values))), "the run's settings:")
 
 
 def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, tokens_per_step: int) -> None:
@@ -475,12 +481,12 @@ def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, 
     show(checks, everything=args.run.preflight_only)
 
 
-def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any], material: Material) -> None:
+def begin_folder(args: Arguments, run: RunFolder, settings: Resolved, material: Material) -> None:
     """Write the recipe as given, every value in force, and the first rows to look at, before the first step.
 
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
     """
-    recipe, made = recipe_text(args.recipe, ALTERNATIVES), made_by([args.recipe])
+    recipe = recipe_text(args.recipe, ALTERNATIVES)
     if args.run.overwrite:
         set_aside(run)
     with whole(run.recipe) as temporary:
@@ -488,7 +494,7 @@ def begin_folder(args: Arguments, run: RunFolder, settings: dict[str, Any], mate
     first = range(min(ROWS_TO_LOOK_AT, len(material.rows)))
     with whole(run.first_rows) as temporary:
         temporary.write_text(as_text(material.rows, material.tokenizer, first), encoding="utf-8")
-    write_json(run.resolved, {**settings, "made_by": made})
+    settings.save(run.resolved)
 
 
 def set_aside(run: RunFolder) -> None:
@@ -585,8 +591,9 @@ def finish_folder(
         write_jsonl(run.answers, answers)
     measured |= {"step": step, "last_step": last_step}
     completions = complete(model, tokenizer, args.run.prompts or [], chat=rows.is_chat)
-    write_json(run.completions, {"completions": completions, "made_by": made_by([weights])})
-    write_json(run.heldout, {**measured, "made_by": made_by([weights, run.model / "tokenizer.json", *material.inputs])})
+    write_json(run.completions, {"completions": completions, "made_by": made_by([weights]).to_json()})
+    made = made_by([weights, run.model / "tokenizer.json", *material.inputs])
+    write_json(run.heldout, {**measured, "made_by": made.to_json()})
     draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)

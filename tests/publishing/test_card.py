@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import chat_words, chats, run_train, tiny_words
+from conftest import REPOSITORY, chat_words, chats, run_train, tiny_words
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 from model import test_conversion
@@ -26,6 +26,7 @@ from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
 from gpt2small_hf.training.budget import flops_per_token
 from gpt2small_hf.training.material import sources_of
 from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
@@ -38,7 +39,6 @@ from upload.facts import (
     copyright_of,
     examples,
     held_out_answers,
-    learned,
     linked_repositories,
     loss_then,
     trained,
@@ -618,7 +618,7 @@ def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_publish
 
 def test_mit_license_names_the_year_of_the_run_and_its_publisher_and_nobody_for_converted_weights(cards):
     card = card_of(Path("runs/short"), license=License("mit"))
-    year = card.source.run.resolved["made_by"]["date"][:4]
+    year = card.source.run.resolved.made_by.date[:4]
     assert f"Copyright (c) {year} you\n" in (card.folder / "LICENSE").read_text(encoding="utf-8")
     card = card_of(cards["converted"].source, license=License("mit"))
     assert "LICENSE" not in card.files
@@ -704,12 +704,11 @@ def test_the_settings_are_those_in_force(variant, cards):
 
 def test_parameters_trained_with_lora_are_those_of_the_adapter_unless_the_run_is_of_an_earlier_version(tiny_run):
     run = Run(tiny_run)
-    counts = {"total": 20_000, "trained": 1000}
     for adapter, words in (
-        ({}, ", those of the adapter included"),
-        ({"adapter": 1000}, ": 1,000 of the adapter; the merged model has 19,000"),
+        (None, ", those of the adapter included"),
+        (1000, ": 1,000 of the adapter; the merged model has 19,000"),
     ):
-        run.resolved["parameters"] = counts | adapter
+        run.resolved = replace(run.resolved, parameters=ParameterCounts(total=20_000, trained=1000, adapter=adapter))
         assert trained_parameters(run) == f"1,000 of 20,000 parameters (5.0%){words}"
 
 
@@ -774,7 +773,7 @@ def test_every_number_of_the_results_and_settings_stands_in_a_file_of_the_run(ca
         if baseline is not None:
             files += [baseline.folder.resolved, baseline.folder.heldout]
         known = {number for path in files for number in numbers(read_json(path))}
-        known |= {round(card.source.run.resolved["rows_per_step"] * tokens) for tokens in row_lengths(card)}
+        known |= {round(card.source.run.resolved.rows_per_step * tokens) for tokens in row_lengths(card)}
         known |= {card.source.step}
         for first in ("after training", "optimizer", *(["setting"] if variant == "baseline" else [])):
             for table in card.tables():
@@ -787,9 +786,9 @@ def test_every_number_of_the_results_and_settings_stands_in_a_file_of_the_run(ca
 
 
 def row_lengths(card: Card) -> list[float]:
-    data = card.source.run.resolved["data"]
-    of_chats = [data["train"]["tokens"] / data["train"]["rows"]] if "train" in data else []
-    return [card.source.run.resolved["model"]["max_position_embeddings"], *of_chats]
+    chats = card.source.run.resolved.data.train
+    of_chats = [chats.tokens / chats.rows] if chats else []
+    return [card.source.run.resolved.model.max_position_embeddings, *of_chats]
 
 
 def numbers(value: Any) -> list[float]:
@@ -869,7 +868,7 @@ def test_beside_a_baseline_batch_processes_base_and_data_are_compared(tiny_run):
     resolved = card.source.run.resolved
     assert card.table("begun with") == {
         "begun with": ["a model (SHA-256 cdcdcdcdcdcdcdcd…)", "new weights"],
-        "data": ["fingerprint abababababababab…", f"fingerprint {resolved['data']['fingerprint'][:16]}…"],
+        "data": ["fingerprint abababababababab…", f"fingerprint {resolved.data.fingerprint[:16]}…"],
         "rows a step": ["1", "4"],
         "processes": ["3", "1"],
     }
@@ -970,8 +969,8 @@ def test_steps_of_a_run_that_stopped_early_are_those_taken_and_those_planned(tin
 
 
 def test_conversations_that_were_left_out_or_shortened_are_not_counted_as_learned():
-    counts = {"conversations": 251, "too_long": 237, "nothing_to_learn": 2, "shortened": 6}
-    assert learned(counts) == 12
+    left_out = {"too_long": 237, "nothing_to_learn": 2, "shortened": 6}
+    assert ChatCounts(conversations=251, rows=12, tokens=900, supervised_share=0.5, **left_out).trained_on == 12
 
 
 def test_names_in_the_metadata_may_look_like_links():
@@ -1184,7 +1183,9 @@ def test_the_training_data_of_a_base_are_found_beside_its_weights(inside, tmp_pa
     run = RunFolder(tmp_path / "run")
     run.root.mkdir()
     first, second = {"file": "first.txt"}, {"file": "second.txt"}
-    told = {"data": {"sources": {"train": [second]}}, "base": {"trained_on": [first]}}
+    told = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "resolved.json")
+    told["data"]["sources"] = {"train": [second]}
+    told["base"] = {"init_from": "base", "sha256": "0" * 64, "trained_on": [first]}
     assert sources_of(run.root / inside) is None
     write_json(run.resolved, told)
     assert sources_of(run.root / inside) == [second, first]
@@ -1461,7 +1462,7 @@ def test_code_in_a_card_has_the_prompt_whatever_it_is(cards, text, tmp_path):
 def test_code_and_widget_of_a_card_have_prompts_that_fit_the_context(kind, default, cards, tmp_path):
     card, folder = cards[kind], tmp_path / "staged"
     shutil.copytree(card.folder, folder)
-    context = card.source.run.resolved["model"]["max_position_embeddings"]
+    context = card.source.run.resolved.model.max_position_embeddings
     long = "the fox " * context
     for prompts, kept in (([long, "The fox"], ["The fox"]), ([long], [])):
         change(folder / "resolved.json", run={"prompts": prompts})

@@ -42,7 +42,7 @@ def test_a_run_is_its_kept_model_at_its_last_step(run):
     assert (source.step, source.is_checkpoint, source.converted) == (20, False, None)
     assert source.label == "short step 20"
     assert source.run is not None
-    assert source.run.resolved == read_json(run.resolved)
+    assert source.run.resolved.to_json() == read_json(run.resolved)
     assert files(run.root) == before
 
 
@@ -170,18 +170,18 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("resolved.json", "{}", "is not whole, so nothing is known of the run"),
-        ("resolved.json", "[]", "is not whole, so nothing is known of the run"),
-        ("evaluation/heldout.json", '{"after": {}}', "is not whole. The run's own command, with --overwrite"),
-        ("metrics.jsonl", "", "is missing or empty, so nothing is known of the training"),
-        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', "has no line of training, so nothing is known of it"),
+        ("resolved.json", "{}", ": run is missing, expected object."),
+        ("resolved.json", "[]", " is [], expected an object."),
+        ("evaluation/heldout.json", '{"after": {}}', " is not whole. The run's own command, with --overwrite"),
+        ("metrics.jsonl", "", " is missing or empty, so nothing is known of the training"),
+        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', " has no line of training, so nothing is known of it"),
     ],
 )
 def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):
     (run.root / name).write_text(content)
     with pytest.raises(UsageError) as refusal:
         find(run.root)
-    assert str(refusal.value).startswith(f"runs/short/{name} {said}")
+    assert str(refusal.value).startswith(f"runs/short/{name}{said}")
 
 
 # ---- other folders ----------------------------------------------------------------------------------------------

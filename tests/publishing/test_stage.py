@@ -991,12 +991,12 @@ def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(
     resolved["run"] |= {"output_dir": f"{home}/runs/x", "data_dir": "../Ada L/data"}
     resolved["trainer"] |= {"hub_token": "a secret", "output_dir": f"{home}/runs/x/checkpoints"}
     resolved["data"]["sources"]["train"][0]["file"] = f"{home}/texts/a.jsonl"
-    write_json(run.resolved, {**resolved, "made_by": made_by([recipe])})
+    write_json(run.resolved, {**resolved, "made_by": made_by([recipe]).to_json()})
     heldout = read_json(run.heldout)
     inputs = {
         f"{home}/runs/x/{name}": sha256(run.root / name) for name in ("model/model.safetensors", "model/tokenizer.json")
     }
-    write_json(run.heldout, {**heldout, "made_by": {**made_by(), "inputs": inputs}})
+    write_json(run.heldout, {**heldout, "made_by": {**made_by().to_json(), "inputs": inputs}})
     folder = staged(run.root)
     published = "".join((folder / name).read_text(encoding="utf-8") for name in sorted(RESULTS))
     assert str(home) not in published

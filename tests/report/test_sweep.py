@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.sweep import (
@@ -137,9 +138,8 @@ def test_recipes_of_any_scatter_get_false_verdicts_once_in_twenty(ratio, design)
 
 
 def resolved(fingerprint: str) -> dict:
-    return {part: {} for part in ("run", "model", "trainer", "device", "made_by")} | {
-        "data": {"fingerprint": fingerprint}
-    }
+    told = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "resolved.json")
+    return {**told, "data": {**told["data"], "fingerprint": fingerprint}}
 
 
 def write_run(run: RunFolder, loss: float, *, fingerprint: str = "f" * 64, rows: int = 10) -> None:

@@ -80,10 +80,10 @@ def test_an_unreadable_json_file_is_named(tmp_path, content, words):
 def test_results_say_how_they_were_made(tmp_path):
     (tmp_path / "input").write_text("abc")
     made = made_by([tmp_path / "input"])
-    assert made["inputs"][str(tmp_path / "input")].startswith("ba7816bf8f01cfea")  # SHA-256 of "abc", FIPS 180-2
-    assert {"python", "torch", "transformers"} <= set(made["versions"])
+    assert made.inputs[str(tmp_path / "input")].startswith("ba7816bf8f01cfea")  # SHA-256 of "abc", FIPS 180-2
+    assert {"python", "torch", "transformers"} <= set(made.versions)
     head = subprocess.run(["git", "-C", REPOSITORY, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    assert not head or made["commit"].startswith(head)
+    assert not head or str(made.commit).startswith(head)
 
 
 def test_a_users_mistake_is_one_line_and_status_two(capsys):

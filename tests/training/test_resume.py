@@ -8,7 +8,9 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from safetensors.torch import load_file
 from gpt2small_hf.errors import RunInterruptedError, UsageError, open_door
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.resume import device_notice, differences, is_whole
 from gpt2small_hf.training.trainer import LanguageModelTrainer
@@ -460,8 +463,12 @@ def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_ru
     best, plateau = {"load_best_model_at_end": True}, {"lr_scheduler_type": "reduce_lr_on_plateau"}
     on_gpu = {"device": {"type": "cuda"}}
     of_transformers = {"transformers_version": "5.23.9", "architectures": ["X"], "auto_map": {}, "dtype": "bfloat16"}
-    assert differences(now | {"model": now["model"] | of_transformers}, now) == []
-    assert differences(now | {"model": now["model"] | {"hidden_size": 8}}, now) == ["hidden_size: 8 -> 16"]
+
+    def differing(before: dict[str, Any], present: dict[str, Any]) -> list[str]:
+        return differences(Resolved.from_json(before, "before:"), Resolved.from_json(present, "now:"))
+
+    assert differing(now | {"model": now["model"] | of_transformers}, now) == []
+    assert differing(now | {"model": now["model"] | {"hidden_size": 8}}, now) == ["hidden_size: 8 -> 16"]
     for changes, settings, refused in [
         (reported, {}, False),
         (decides, {}, True),
@@ -480,15 +487,17 @@ def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_ru
         for name, value in changes.items():
             present = now | {part: now[part] | values for part, values in settings.items()}
             before = present | {"trainer": present["trainer"] | {name: value}}
-            assert [line.partition(":")[0] for line in differences(before, present)] == [name] * refused, settings
+            assert [line.partition(":")[0] for line in differing(before, present)] == [name] * refused, settings
 
 
 def test_notice_of_another_device_ignores_how_earlier_versions_named_a_cpu():
-    cpu, gpu = {"type": "cpu", "name": "AMD EPYC 7B13"}, {"type": "cuda", "name": "NVIDIA H100"}
+    cpu, gpu = (
+        DeviceFacts(type=type, name=name, count=1, threads=1) for type, name in (("cpu", "EPYC"), ("cuda", "H100"))
+    )
     assert device_notice(cpu, cpu) is None
-    assert device_notice({"type": "cpu", "name": platform.machine()}, cpu) is None
-    for before, now in ((gpu, cpu), (cpu, gpu), ({"type": "cpu", "name": "another CPU"}, cpu)):
-        said = f"the run was started on {before['name']}: on {now['name']} it is the same up to rounding."
+    assert device_notice(replace(cpu, name=platform.machine()), cpu) is None
+    for before, now in ((gpu, cpu), (cpu, gpu), (replace(cpu, name="another CPU"), cpu)):
+        said = f"the run was started on {before.name}: on {now.name} it is the same up to rounding."
         assert device_notice(before, now) == said
 
 

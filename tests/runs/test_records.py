@@ -1,0 +1,61 @@
+"""Records: what an earlier version wrote is read, what is read is written back, wrong types are named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.records import SCHEMA_VERSION, Record, Resolved
+
+OLD_RUN = Path(__file__).parent / "old_run"
+"""Files written by a development version of 0.1, before files had a `schema_version`."""
+OLD_FILES = {
+    "text/resolved.json": Resolved,
+    "chat/resolved.json": Resolved,
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), OLD_FILES.items(), ids=OLD_FILES)
+def test_files_of_version_0_load_and_keep_all_values_when_saved(name: str, kind: type[Record], tmp_path):
+    record = kind.load(OLD_RUN / name)
+    assert record.schema_version == 0
+    record.save(tmp_path / "new.json")
+    assert read_json(tmp_path / "new.json") == {**read_json(OLD_RUN / name), "schema_version": SCHEMA_VERSION}
+    again = kind.load(tmp_path / "new.json")
+    assert replace(again, schema_version=0) == record
+    assert again.to_json() == read_json(tmp_path / "new.json")
+
+
+def test_unknown_keys_are_kept_and_changed_fields_written(tmp_path):
+    old = read_json(OLD_RUN / "text/resolved.json")
+    del old["rows_per_step"]
+    record = Resolved.from_json({**old, "from_tomorrow": [1]}, "resolved.json:")
+    assert record.rows_per_step is None
+    assert record.to_json() == {**old, "from_tomorrow": [1]}
+    assert replace(record, rows_per_step=8).to_json() == {**old, "from_tomorrow": [1], "rows_per_step": 8}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["device", "count"], "two", "device.count is 'two', expected int"),
+        (["device", "count"], True, "device.count is True, expected int"),
+        (["run", "prompts"], ["Once", 3], "run.prompts[1] is 3, expected str"),
+        (["run", "seq_len"], 8.5, "run.seq_len is 8.5, expected int or null"),
+        (["data", "sources", "train"], {}, "data.sources.train is {}, expected list of object"),
+        (["model"], None, "model is None, expected object"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_file_and_key(path: list[str], value: object, said: str, tmp_path):
+    told = read_json(OLD_RUN / "text/resolved.json")
+    part = told
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    (tmp_path / "resolved.json").write_text(json.dumps(told))
+    with pytest.raises(UsageError) as refusal:
+        Resolved.load(tmp_path / "resolved.json")
+    assert str(refusal.value).startswith(f"{tmp_path / 'resolved.json'}: {said}. ")
