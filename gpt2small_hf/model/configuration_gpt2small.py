@@ -132,6 +132,16 @@ class GPT2SmallConfig(PreTrainedConfig):
         """Name of the decoder's module with one trained row for each position; None if the encoding has no weights."""
         return "embed_positions"
 
+    def least_parameters(self) -> int:
+        """Return a lower bound of the number of parameters: the embeddings and the matrices of the blocks.
+
+        It needs no PyTorch, so a model that cannot fit in memory is refused at once. The model itself has exact counts.
+        """
+        width = self.hidden_size
+        of_block = 4 * width**2 + 2 * width * (self.intermediate_size or 4 * width)
+        n_rows = self.vocab_size + (self.max_position_embeddings if self.position_embedding else 0)
+        return n_rows * width + self.num_hidden_layers * of_block
+
     def validate_architecture(self) -> None:
         """Checks over several fields, run by `@strict` after the types."""
         sizes = ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads")

@@ -393,7 +393,9 @@ def _require(flag: str, value: str, known: list[str]) -> None:
 
 
 DeclaredConfig = declared(
-    "gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig", methods=("validate_architecture",)
+    "gpt2small_hf.model.configuration_gpt2small",
+    "GPT2SmallConfig",
+    methods=("validate_architecture", "position_embedding", "least_parameters"),
 )
 
 

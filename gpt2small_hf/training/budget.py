@@ -1,18 +1,22 @@
 """How much a run takes, and what rules of thumb say of it: parameters, tokens, steps, FLOPs, hours, disk.
 
-Pure arithmetic on a model's sizes; `plan.py` reads a recipe and prints it.
+Parameters and FLOPs are counted on the model itself, built on PyTorch's meta device; only these counts import torch.
+`plan.py` reads a recipe and prints the result.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+    from gpt2small_hf.model.gpt import GPT
 
 PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 # Dense TFLOP/s of matrix products in each of PRECISIONS, 16-bit ones with float32 sums, from the vendors' data sheets
@@ -97,6 +101,8 @@ class Sizes:
     """Token and position embeddings."""
     multiplied: int
     """Those that every token is multiplied with: the matrices of the blocks, and the head, tied or not."""
+    head: int
+    """Those of the head, tied or not."""
 
     @property
     def non_embedding(self) -> int:
@@ -105,37 +111,65 @@ class Sizes:
 
 
 def sizes(config: GPT2SmallConfig) -> Sizes:
-    """Count parameters without making any."""
-    C, L, V = config.hidden_size, config.num_hidden_layers, config.vocab_size
-    inner = config.intermediate_size or 4 * C
-    matrices = L * (4 * C * C + 2 * C * inner)
-    biases = L * ((3 * C if config.attention_bias else 0) + C + inner + C)
-    norms = (2 * L + 1) * 2 * C
-    embeddings = (V + config.max_position_embeddings) * C
-    head = 0 if config.tie_word_embeddings else V * C
-    return Sizes(matrices + biases + norms + embeddings + head, embeddings, matrices + V * C)
+    """Count the parameters of a model of this configuration."""
+    from torch import nn
+
+    model = _on_meta(_key(config))
+    embeddings, multiplied = (
+        sum(module.weight.numel() for module in model.modules() if isinstance(module, kind))
+        for kind in (nn.Embedding, nn.Linear)
+    )
+    return Sizes(sum(p.numel() for p in model.parameters()), embeddings, multiplied, model.lm_head.weight.numel())
 
 
 def lora_parameters(config: GPT2SmallConfig, rank: int) -> int:
-    """Count the parameters of LoRA's two matrices beside each linear layer of the blocks."""
-    C = config.hidden_size
-    inner = config.intermediate_size or 4 * C
-    return config.num_hidden_layers * rank * (4 * (C + C) + 2 * (C + inner))
+    """Count the parameters of LoRA's two matrices beside each linear layer but the head."""
+    from torch import nn
+
+    layers = [module for module in _on_meta(_key(config)).model.modules() if isinstance(module, nn.Linear)]
+    return sum(rank * (layer.in_features + layer.out_features) for layer in layers)
 
 
 def flops_per_token(config: GPT2SmallConfig, seq_len: int, lora_rank: int | None = None) -> int:
-    """FLOPs of training on one token, forward and backward: 6 a multiplied parameter, and attention's 12·L·C·T.
+    """Count the FLOPs of training on one token: three times those of the matrix products in a forward pass.
 
-    (Chowdhery et al. 2022, PaLM, appendix B; the causal half of the scores is counted too, as is the custom.)
+    For GPT-2 this is 6 for each multiplied parameter and 12·L·C·T for attention (Chowdhery et al. 2022, PaLM, appendix
+    B; the causal half of the scores is counted too, as is the custom).
 
     Of the 6, 2 are the forward pass, 2 the gradient of the layer's input and 2 that of the parameter (Kaplan et al.
     2020, section 2.1). With LoRA the model's own parameters are frozen and take 4, those of the adapter 6; the rows of
     new tokens and positions, which are trained too, are not counted among the latter.
     """
-    attention = 12 * config.num_hidden_layers * config.hidden_size * seq_len
+    flops = 3 * _forward_flops(_key(config), seq_len) // seq_len
     if lora_rank is not None:
-        return 4 * sizes(config).multiplied + 6 * lora_parameters(config, lora_rank) + attention
-    return 6 * sizes(config).multiplied + attention
+        flops += 6 * lora_parameters(config, lora_rank) - 2 * sizes(config).multiplied
+    return flops
+
+
+def _key(config: GPT2SmallConfig) -> str:
+    return config.to_json_string(use_diff=False)
+
+
+@lru_cache(maxsize=8)
+def _on_meta(settings: str) -> GPT:
+    """Build the plain model of a configuration, given as JSON, without memory for its weights."""
+    import torch
+
+    from gpt2small_hf.model import GPT, GPT2SmallConfig
+
+    with torch.device("meta"):
+        return GPT(GPT2SmallConfig.from_dict(json.loads(settings)))
+
+
+@lru_cache(maxsize=8)
+def _forward_flops(settings: str, seq_len: int) -> int:
+    """Count the FLOPs of all matrix products in a forward pass over one row."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        _on_meta(settings)(torch.zeros(1, seq_len, dtype=torch.long, device="meta"))
+    return counter.get_total_flops()
 
 
 def _model_name(device_name: str) -> str:
@@ -263,23 +297,23 @@ BYTES_A_NUMBER = 4
 _NUMBERS = {"adamw_torch": 4, "adamw_torch_fused": 4, "muon": 3}
 
 
-def memory_bytes(config: GPT2SmallConfig, args: Any, *, trains: bool, batch_tokens: int = 0) -> int:
+def memory_bytes(n_parameters: int, config: Any, args: Any, *, trains: bool, batch_tokens: int = 0) -> int:
     """Bytes that a run takes at least on the device that holds all of it: less than it will take.
 
     Args:
+        n_parameters: of the model.
         config: the model's sizes.
         args: the settings of the run.
         trains: whether the device trains the model, or only builds it.
         batch_tokens: tokens of a batch, as far as they are known.
     """
-    n = sizes(config).total
     if not trains:
-        return n * BYTES_A_NUMBER
+        return n_parameters * BYTES_A_NUMBER
     optimizer = getattr(args.trainer.optim, "value", args.trainer.optim)
     numbers = _NUMBERS.get(optimizer, 1) if args.run.lora_rank is None else 1
     # A block keeps its input for the backward pass, whatever else is computed again there.
     kept = batch_tokens * config.hidden_size * config.num_hidden_layers
-    return (n * numbers + kept) * BYTES_A_NUMBER
+    return (n_parameters * numbers + kept) * BYTES_A_NUMBER
 
 
 def amount(n_bytes: float) -> str:
@@ -310,8 +344,7 @@ def wanted_tokens(
 
 def deepseek_flops(config: GPT2SmallConfig, seq_len: int, tokens: int) -> int:
     """The C of DeepSeek's rules: FLOPs of training without embeddings and head, (72·L·d² + 12·L·d·T)·D."""
-    head = 6 * config.vocab_size * config.hidden_size
-    return (flops_per_token(config, seq_len) - head) * tokens
+    return (flops_per_token(config, seq_len) - 6 * sizes(config).head) * tokens
 
 
 def deepseek_learning_rate(flops: float) -> float:

@@ -19,7 +19,8 @@ def check_memory(args: Arguments, config: Any = None, *, device: Any = None, bat
 
     Args:
         args: the settings of the run.
-        config: sizes of the model, as far as they are known; unset, those of a new model, with the smallest vocabulary.
+        config: of the model, whose parameters are counted. Unset, it is a new model with the smallest vocabulary, and
+            a lower bound of their number is used, which needs no torch.
         device: the Trainer's, if torch has been imported.
         batch_tokens: tokens of a batch, as far as they are known.
 
@@ -33,24 +34,23 @@ def check_memory(args: Arguments, config: Any = None, *, device: Any = None, bat
         if args.run.init_from is not None:  # whose sizes are not known yet
             return
         config = DeclaredConfig(**{**vars(args.model), "vocab_size": SMALLEST_VOCABULARY})
+        n_parameters = config.least_parameters()
+    else:
+        n_parameters = budget.sizes(config).total
     # The model is built in the machine's memory, wherever it is trained.
     on_cpu = trainer.use_cpu or (device is not None and device.type == "cpu")
-    needed = budget.memory_bytes(config, args, trains=on_cpu, batch_tokens=batch_tokens)
+    needed = budget.memory_bytes(n_parameters, config, args, trains=on_cpu, batch_tokens=batch_tokens)
     if needed > (there := machine_bytes()):
-        raise UsageError(
-            _refusal(
-                config, needed, f"this machine has {budget.amount(there)}", trains=on_cpu, batch_tokens=batch_tokens
-            )
-        )
+        available = f"this machine has {budget.amount(there)}"
+        raise UsageError(_refusal(n_parameters, needed, available, trains=on_cpu, batch_tokens=batch_tokens))
     if device is not None and device.type == "cuda" and os.name != "nt":  # Windows lends GPUs the machine's memory
         import torch
 
         there = torch.cuda.get_device_properties(device).total_memory
-        needed = budget.memory_bytes(config, args, trains=True, batch_tokens=batch_tokens)
+        needed = budget.memory_bytes(n_parameters, config, args, trains=True, batch_tokens=batch_tokens)
         if needed > there:
-            raise UsageError(
-                _refusal(config, needed, f"the GPU has {budget.amount(there)}", trains=True, batch_tokens=batch_tokens)
-            )
+            available = f"the GPU has {budget.amount(there)}"
+            raise UsageError(_refusal(n_parameters, needed, available, trains=True, batch_tokens=batch_tokens))
 
 
 def machine_bytes() -> int:
@@ -60,9 +60,9 @@ def machine_bytes() -> int:
     return psutil.virtual_memory().total + psutil.swap_memory().total
 
 
-def _refusal(config: Any, needed: int, there: str, *, trains: bool, batch_tokens: int) -> str:
+def _refusal(n_parameters: int, needed: int, there: str, *, trains: bool, batch_tokens: int) -> str:
     what = "training (weights, gradients, optimizer state) takes" if trains else "the weights take"
-    size = f"{budget.sizes(config).total:,} parameters"
+    size = f"{n_parameters:,} parameters"
     names = "--hidden_size, --num_hidden_layers or --max_position_embeddings"
     if batch_tokens:
         size += f" and batches of {batch_tokens:,} tokens"

@@ -15,6 +15,7 @@ from gpt2small_hf.training.budget import (
     PRECISIONS,
     SERIES_FLOPS_A_TOKEN,
     SERIES_TOKENS,
+    Sizes,
     cerebras_batch_rows,
     cerebras_timescale,
     cerebras_weight_decay,
@@ -23,6 +24,7 @@ from gpt2small_hf.training.budget import (
     deepseek_learning_rate,
     find_device,
     flops_per_token,
+    lora_parameters,
     measured_mfu,
     one_pass,
     peak_flops,
@@ -48,6 +50,30 @@ def test_counted_parameters_are_those_of_a_real_model(variant):
     assert counted.total == model.num_parameters()
     assert (counted.embeddings, counted.multiplied) == (embeddings, matrices + head)
     assert counted.non_embedding == counted.total - embeddings
+    assert counted.head == model.lm_head.weight.numel()
+
+
+@pytest.mark.parametrize("seq_len", [2, 17, 32])
+@pytest.mark.parametrize(
+    "variant",
+    [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"intermediate_size": 24, "num_hidden_layers": 3}],
+    ids=str,
+)
+def test_counts_equal_the_published_formulas_of_gpt2(variant, seq_len):
+    """PaLM's count (Chowdhery et al. 2022, appendix B), and LoRA's matrices by hand."""
+    config = tiny_config(**variant)
+    C, L, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
+    multiplied = L * (4 * C * C + 2 * C * inner) + config.vocab_size * C
+    biases = L * ((3 * C if config.attention_bias else 0) + C + inner + C)
+    tables = (config.vocab_size + config.max_position_embeddings) * C
+    total = multiplied + biases + (2 * L + 1) * 2 * C + tables
+    total -= config.vocab_size * C if config.tie_word_embeddings else 0
+    attention = 12 * L * C * seq_len
+    adapter = L * 4 * (4 * (C + C) + 2 * (C + inner))
+    assert sizes(config) == Sizes(total, tables, multiplied, config.vocab_size * C)
+    assert flops_per_token(config, seq_len) == 6 * multiplied + attention
+    assert lora_parameters(config, 4) == adapter
+    assert flops_per_token(config, seq_len, 4) == 4 * multiplied + 6 * adapter + attention
 
 
 @pytest.mark.parametrize(

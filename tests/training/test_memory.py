@@ -28,18 +28,30 @@ def test_least_memory_is_what_weights_gradients_and_adamw_hold():
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
     held = [tensor for p in model.parameters() for tensor in (p, p.grad, *optimizer.state[p].values())]
-    assert budget.memory_bytes(model.config, read(), trains=True) == held_bytes(held)
-    assert budget.memory_bytes(model.config, read(), trains=False) == held_bytes(model.parameters())
+    n = budget.sizes(model.config).total
+    assert budget.memory_bytes(n, model.config, read(), trains=True) == held_bytes(held)
+    assert budget.memory_bytes(n, model.config, read(), trains=False) == held_bytes(model.parameters())
 
 
-def test_runs_are_refused_from_the_first_size_that_cannot_fit():
+def test_runs_are_refused_from_the_first_size_that_cannot_fit(monkeypatch):
     sizes = ("--hidden_size", "1024", "--max_position_embeddings", "64", "--use_cpu")
-    a_layer = budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=2)).total
-    a_layer -= budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=1)).total
-    most = machine_bytes() // (16 * a_layer)
-    check_memory(read(*sizes, "--num_hidden_layers", str(most - 1)))
-    with pytest.raises(UsageError, match=r"takes at least [\d,.]+ [GT]iB for .* parameters; this machine has"):
+    monkeypatch.setattr("gpt2small_hf.training.memory.machine_bytes", lambda: 2**31)
+    counts = [budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=n)).total for n in range(1, 13)]
+    most = sum(16 * count <= 2**31 for count in counts)
+    assert 0 < most < 12
+    refusal = r"takes at least [\d,.]+ [GT]iB for .* parameters; this machine has"
+    check_memory(read(*sizes), tiny_config(hidden_size=1024, num_hidden_layers=most))
+    with pytest.raises(UsageError, match=refusal):
+        check_memory(read(*sizes), tiny_config(hidden_size=1024, num_hidden_layers=most + 1))
+    check_memory(read(*sizes, "--num_hidden_layers", str(most - 1)))  # without torch, by the lower bound
+    with pytest.raises(UsageError, match=refusal):
         check_memory(read(*sizes, "--num_hidden_layers", str(most + 1)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": True}, {"hidden_size": 64, "intermediate_size": 16}])
+def test_least_parameters_is_a_lower_bound(changes):
+    config = tiny_config(vocab_size=1000, **changes)
+    assert 0.5 * budget.sizes(config).total < config.least_parameters() < budget.sizes(config).total
 
 
 def test_model_of_another_run_is_not_judged_by_the_sizes_of_a_new_one(monkeypatch):
