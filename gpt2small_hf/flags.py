@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter
-from collections.abc import Collection, Sequence
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -61,22 +62,53 @@ class FlagParser(HfArgumentParser):
 
     Flags are the dataclasses' field names (`--learning_rate`, also `--learning-rate`). Unlike argparse's default,
     `--learn` is not taken for `--learning_rate`.
+
+    With `common`, sections of flags with a short help, or None for their own, `--help` prints these alone, and
+    `--help_all` prints all.
     """
 
-    def __init__(self, *dataclass_types: Any, **kwargs: Any) -> None:
+    def __init__(
+        self, *dataclass_types: Any, common: Mapping[str, Mapping[str, str | None]] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(dataclass_types, allow_abbrev=False, formatter_class=_Help, **kwargs)  # pyright: ignore[reportArgumentType]
+        self.common = common or {}
+        self.all_flags = f"All flags: {self.prog} --help"
+        if common:
+            self.all_flags += "_all"
+            self.add_argument("--help_all", "--help-all", action=_HelpAll, help="Print every flag and exit.")
         for action in self._actions:
             if action.const is False:  # `--no_bf16` beside `--bf16 false`: understood, and not worth a paragraph
                 action.help = SUPPRESS
             if action.type is string_to_bool and action.nargs is None:  # `--tf32` may stand alone as `--bf16` may
                 action.nargs, action.const = "?", True
 
+    def format_help(self) -> str:
+        """Return the text of `--help`."""
+        if not self.common:
+            return self.format_all()
+        page = _Help(self.prog, max_help_position=42)
+        page.add_usage(self.usage, [], [])
+        page.add_text(self.description)
+        for title, helps in self.common.items():
+            page.start_section(title)
+            for name, short in helps.items():
+                action = copy(self._option_string_actions[f"--{name}"])
+                action.help = short or action.help
+                page.add_argument(action)
+            page.end_section()
+        page.add_text(self.all_flags)
+        return page.format_help()
+
+    def format_all(self) -> str:
+        """Return every flag with its whole help."""
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         """Raise: UsageError, in place of argparse's page of usage."""
         message = re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", message)
         for kind, word in {"float": "a number", "int": "a whole number"}.items():
             message = re.sub(rf"invalid {kind} value: (.+)", rf"\1 is not {word}", message)
-        raise UsageError(f"{message}. All flags: {self.prog} --help")
+        raise UsageError(f"{message}. {self.all_flags}")
 
     def fill(self, words: list[str]) -> tuple[Any, ...]:
         """Fill the dataclasses from flags.
@@ -92,7 +124,7 @@ class FlagParser(HfArgumentParser):
             raise UsageError(" ".join(str(error).split())) from error
         for word in unknown:
             if not word.startswith("--"):
-                raise UsageError(f"{word} stands where a flag was expected. All flags: {self.prog} --help")
+                raise UsageError(f"{word} stands where a flag was expected. {self.all_flags}")
             self.require(word.lstrip("-").split("=")[0], dashes="--")
         for name, value in (pair for part in filled for pair in vars(part).items()):
             if isinstance(value, int) and abs(value) > LARGEST:
@@ -109,8 +141,20 @@ class FlagParser(HfArgumentParser):
             return
         near = [ALIASES[name]] if ALIASES.get(name) in known else []
         near = near or difflib.get_close_matches(name, [flag for flag in known if "-" not in flag], 1)
-        hint = f"Did you mean {dashes}{near[0]}?" if near else f"All flags: {self.prog} --help"
+        hint = f"Did you mean {dashes}{near[0]}?" if near else self.all_flags
         raise UsageError(f"{where}{dashes}{name} is not a flag. {hint}")
+
+
+class _HelpAll(Action):
+    """`--help_all`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
+
+    def __call__(self, parser: ArgumentParser, *_: object) -> None:
+        assert isinstance(parser, FlagParser)
+        print(parser.format_all(), end="")
+        parser.exit()
 
 
 class _Help(ArgumentDefaultsHelpFormatter):

@@ -1,5 +1,6 @@
 """The table of commands, and lines that are printed as the user typed the command."""
 
+import re
 import sys
 
 import pytest
@@ -7,6 +8,7 @@ from conftest import REPOSITORY
 
 from gpt2small_hf import cli
 from gpt2small_hf.invocation import command, command_line
+from gpt2small_hf.training.arguments import COMMON_SETTINGS, TrainerSettings
 
 PACKAGE = REPOSITORY / "gpt2small_hf"
 STARTED = {  # how → sys.argv[0], the command `train` and the command `report`, as they are printed
@@ -52,9 +54,33 @@ def test_unknown_command_names_the_nearest(capsys):
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_command_is_in_the_file_of_its_name_and_in_the_help(name, capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main([name, "--help"])
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: gpt2small {name} ")
+    assert printed([name, "--help"], capsys).startswith(f"usage: gpt2small {name} ")
     assert (PACKAGE / "commands" / f"{name}.py").is_file()
     assert f"\n  {name} " in cli.help_text()
+
+
+def printed(words, capsys):
+    """What a command prints that ends with status 0."""
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["train", "plan"])
+def test_help_lists_the_common_settings_and_help_all_every_flag(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    common = [setting for settings in COMMON_SETTINGS.values() for setting in settings]
+    assert len(common) == 25
+    short = printed([name, "--help"], capsys)
+    own = ["device_name", "n_devices", "mfu"] if name == "plan" else []
+    assert re.findall(r"^  --(\w+) ", short, re.MULTILINE) == [*own, *common]
+    sections = [*(["plan"] if own else []), *COMMON_SETTINGS]
+    assert re.findall(r"^(\w.*):$", short, re.MULTILINE) == sections
+    assert re.search(rf"--learning_rate NUMBER +Peak .*\(default: {TrainerSettings.learning_rate}\)\n", short)
+    assert short.endswith(f"All flags: gpt2small {name} --help_all\n")
+    every = printed([name, "--help_all"], capsys)
+    assert {*own, *common, "adam_beta2", "spike_factor", "skip_bad_rows", "attn_pdrop"} <= set(
+        re.findall(r"^  --(\w+)", every, re.MULTILINE)
+    )
+    assert "hub_token" not in every

@@ -21,6 +21,8 @@ MISTAKES = {
     "train.py --help": None,
     "-m gpt2small_hf train --help": None,
     "-m gpt2small_hf train absent.yaml": "Cannot read the recipe absent.yaml",
+    "train.py --help_all": None,
+    "-m gpt2small_hf plan --help-all": None,
     "train.py --hiden_size 3": "Did you mean --hidden_size?",
     "train.py --max_steps many": "'many' is not a whole number",
     "train.py --bf16 maybe": "--bf16",

@@ -85,6 +85,47 @@ PROMPT = "Every effort moves you"
 _TEXT_SOURCES = ("data_dir", "text", "dataset", "validation_text", "tokenizer", "vocab_size")
 
 
+COMMON_SETTINGS = {  # what `train --help` prints; argparse adds the defaults
+    "data": {
+        "text": "Text files, folders or globs.",
+        "dataset": "Hub id of a data set, instead of --text.",
+        "data_dir": "Folder written by the command `prepare`.",
+        "chat_data": "Chats to fine-tune on (with --init_from).",
+        "tokenizer": "Hub id or folder. Unset: one is trained.",
+    },
+    "model": {
+        "init_from": "Model to fine-tune. Unset: initial weights.",
+        "num_hidden_layers": "Number of layers.",
+        "hidden_size": "Width of the model.",
+        "num_attention_heads": "Attention heads of a layer.",
+        "max_position_embeddings": "Context length in tokens.",
+    },
+    "schedule and optimizer": {
+        "max_steps": "Optimizer steps. -1: --num_train_epochs.",
+        "num_train_epochs": "Passes over the training rows.",
+        "learning_rate": "Peak learning rate.",
+        "lr_scheduler_type": "Shape of the learning rate.",
+        "warmup_steps": "Steps of warm-up; below 1, their share.",
+        "weight_decay": "Decay of matrices and embeddings.",
+    },
+    "batch": {
+        "per_device_train_batch_size": "Rows of a micro-batch.",
+        "gradient_accumulation_steps": "Micro-batches of a step.",
+        "bf16": "Compute in bfloat16 (on a GPU).",
+    },
+    "evaluation and saving": {
+        "eval_strategy": "When to measure the held-out loss.",
+        "eval_steps": "Steps between two evaluations.",
+        "save_steps": "Steps between two checkpoints.",
+    },
+    "run": {
+        "output_dir": "Run folder. Unset: runs/<name of the recipe>.",
+        "overwrite": "Replace the run in this folder.",
+        "seed": "Seed of initial weights and dropout.",
+    },
+}
+
+
 @dataclass
 class RunArguments:
     """The run as a whole: its folder, its rows and what it shows."""
@@ -476,6 +517,7 @@ def read_with(
     Raises:  as `parse_arguments`.
     """
     prog, typed = command(command_name), words
+    own = {part._argument_group_name: dict.fromkeys(setting.name for setting in fields(part)) for part in more}
     parser = FlagParser(
         *more,
         RunArguments,
@@ -483,10 +525,11 @@ def read_with(
         ChatArguments,
         ModelArguments,
         TrainerSettings,
+        common={**own, **COMMON_SETTINGS},
         prog=prog,
         usage=f"{prog} [recipe.yaml] [--flag value …]",
-        description=f"{purpose} A recipe is a YAML file of these flags; flags override the recipe. "
-        f"Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
+        description=f"{purpose} A recipe is a YAML file of flags. Flags override it; what neither sets has the "
+        f"default. Without a recipe: {default_recipe.parent.name}/{default_recipe.name}.",
     )
     for action in parser._actions:
         if action.dest in _NOT_FOR_RUNS:
@@ -496,7 +539,7 @@ def read_with(
     if words and not words[0].startswith("-"):
         recipe_path, words = find_recipe(words[0]), words[1:]
         if words and not words[0].startswith("-"):  # the last setting of the recipe may be a list, and would take it
-            raise UsageError(f"{words[0]} stands where a flag was expected. All flags: {parser.prog} --help")
+            raise UsageError(f"{words[0]} stands where a flag was expected. {parser.all_flags}")
     if "" in words[1:]:
         raise UsageError(f"{words[words.index('', 1) - 1]} is empty. Give a value, or leave the flag out.")
     recipe = beside(recipe_path, read_recipe(recipe_path, ALTERNATIVES))
