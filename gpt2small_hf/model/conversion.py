@@ -64,9 +64,6 @@ _NORM_1, _NORM_2 = "model.layers.*.input_layernorm", "model.layers.*.post_attent
 _Q, _K, _V, _O = (f"model.layers.*.self_attn.{name}_proj" for name in "qkvo")
 _UP, _DOWN = "model.layers.*.mlp.up_proj", "model.layers.*.mlp.down_proj"
 
-GPT2SMALL = Layout(
-    {name: (name,) for name in (_EMBED, _POSITIONS, _NORM_1, _Q, _K, _V, _O, _NORM_2, _UP, _DOWN, _NORM, _HEAD)}
-)
 REFERENCE = Layout(
     {
         "tok_emb": (_EMBED,),
@@ -110,6 +107,12 @@ def shapes(config: GPT2SmallConfig) -> dict[str, tuple[int, ...]]:
     if config.tie_word_embeddings:
         del ours[f"{_HEAD}.weight"]
     return ours
+
+
+def own_layout(config: GPT2SmallConfig) -> Layout:
+    """Return our own names: those of the model that this configuration describes."""
+    modules = [name.rpartition(".")[0] for name in (*shapes(config), f"{_HEAD}.weight")]
+    return Layout({module: (module,) for module in modules})
 
 
 def pieces(config: GPT2SmallConfig, layout: Layout) -> list[Piece]:
@@ -427,7 +430,7 @@ def _read_described(folder: Path, weights: Weights, settings_path: Path) -> Sour
     kind = settings.get("model_type")
     if kind == GPT2SmallConfig.model_type:
         config = _from_dict(GPT2SmallConfig, settings)
-        return _source(folder, "gpt2small", config, to_ours(weights, config, GPT2SMALL))
+        return _source(folder, "gpt2small", config, to_ours(weights, config, own_layout(config)))
     if kind == "gpt2":
         return _read_gpt2(folder, weights, settings)
     if kind == "gpjtgpt2" or "emb_dim" in settings:
