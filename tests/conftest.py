@@ -1,6 +1,7 @@
 """Real small things that many tests share, and a process that has never heard of this package."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -34,6 +35,12 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 
 needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data beside the checkout is absent")
+
+
+# Processes of this context are forks of one that has imported what training needs, which takes five seconds. It knows
+# no path of the tests: Python 3.11 starts it without them, and passes over a module that it does not find.
+processes = multiprocessing.get_context("forkserver")
+processes.set_forkserver_preload(["gpt2small_hf.training.run", "gpt2small_hf.commands.prepare", "pytest", "hypothesis"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

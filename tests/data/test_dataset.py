@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import processes, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -95,7 +95,7 @@ def test_labels_are_the_inputs_unshifted(folder: Path):
 
 def test_worker_processes_serve_the_same_rows(folder: Path):
     rows = TokenDataset(folder, "train", 64)
-    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context="spawn")
+    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context=processes)
     assert torch.equal(
         torch.cat([batch["input_ids"] for batch in loader]),
         torch.from_numpy(np.stack([rows[row]["input_ids"] for row in range(len(rows))])),
@@ -206,11 +206,10 @@ def test_the_first_document_of_the_split_gets_an_end_of_text_before_it_too(artic
     assert first[1:] == stream(articles, "train")[: len(first) - 1]
 
 
-@pytest.mark.slow  # each worker imports torch
 @pytest.mark.parametrize("packing", ["bos_bestfit", "isolate"])
 def test_worker_processes_serve_the_same_packed_rows(articles: Path, packing: str):
     rows = TokenDataset(articles, "train", 64, packing=packing)
-    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=2, multiprocessing_context=processes)
     batches = list(loader)
     assert torch.cat([batch["input_ids"] for batch in batches]).tolist() == served(rows)
     assert all(("position_ids" in batch) == (packing == "isolate") for batch in batches)

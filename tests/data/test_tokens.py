@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import multiprocessing
-import os
 import pathlib
 import re
 import shutil
@@ -11,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr
 from itertools import pairwise
+from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import SHARED_DATA, needs_shared_data
+from conftest import SHARED_DATA, needs_shared_data, processes
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from training.test_resume import die_at_call
@@ -256,44 +257,49 @@ def test_a_failed_overwrite_leaves_the_old_set(text: Path):
 
 # ---- stopped and gone on ----------------------------------------------------------------------------------------
 
-SLOW_AND_SMALL = """
-import sys, time
-from gpt2small_hf import commands
-from gpt2small_hf.data import batches, tokens
-batches.BATCH_CHARS, tokens.BATCHES_PER_SAVE = 20_000, 3
-encode = tokens.encode_batch
-def slowly(*args, **kwargs):
-    time.sleep(float(sys.argv[1]))
-    return encode(*args, **kwargs)
-tokens.encode_batch = slowly
-commands.prepare(sys.argv[2:])
-"""
+
+def prepare_slowly(seconds_a_batch: float, words: tuple[str, ...]) -> None:
+    """Prepare with small batches that take their time."""
+
+    def slowly(batch, **how):
+        time.sleep(seconds_a_batch)
+        return batches.encode_batch(batch, **how)
+
+    batches.BATCH_CHARS, tokens.BATCHES_PER_SAVE, tokens.encode_batch = 20_000, 3, slowly
+    with Path("errors.txt").open("w", encoding="utf-8") as errors, redirect_stderr(errors):
+        main([*words])
 
 
-def start(*words: str, seconds_a_batch: float) -> subprocess.Popen[bytes]:
-    with Path("errors.txt").open("wb") as errors:
-        return subprocess.Popen([sys.executable, "-c", SLOW_AND_SMALL, str(seconds_a_batch), *words], stderr=errors)
+def start(*words: str, seconds_a_batch: float) -> BaseProcess:
+    process = processes.Process(target=prepare_slowly, args=(seconds_a_batch, words))
+    process.start()
+    return process
+
+
+def end(process: BaseProcess) -> int | None:
+    process.join(60)
+    return process.exitcode
 
 
 @pytest.mark.slow
 def test_a_killed_preparation_goes_on_and_ends_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    assert start("--num_workers", "2", "--output_dir", "whole", seconds_a_batch=0).wait(timeout=60) == 0
+    assert end(start("--num_workers", "2", "--output_dir", "whole", seconds_a_batch=0)) == 0
 
     half = DataFolder(tmp_path / "half")
     progress = half.unfinished().progress
     for stop_after in (3, 9):
         process = start("--num_workers", "2", "--output_dir", "half", seconds_a_batch=0.2)
         while not (progress.exists() and read_json(progress)["batches"] >= stop_after):
-            assert process.poll() is None, "it ended before it could be killed"
+            assert process.is_alive(), "it ended before it could be killed"
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        assert end(process) == -signal.SIGKILL
         assert not half.root.exists()
         with pytest.raises(UsageError, match="half is not finished"):
             TokenDataset(half.root, "train", 8)
 
-    assert start("--num_workers", "1", "--output_dir", "half", seconds_a_batch=0).wait(timeout=60) == 0
+    assert end(start("--num_workers", "1", "--output_dir", "half", seconds_a_batch=0)) == 0
     assert re.search(r"going on with \S*half\.partial after [\d,]+ tokens", Path("errors.txt").read_text())
     assert files_of(half.root) == files_of(tmp_path / "whole")
 
@@ -360,9 +366,7 @@ def test_preparation_killed_at_any_moment_is_finished_by_the_same_command(text: 
         DataFolder(Path("set")).unfinished().progress.write_text('{"fingerprint": "another"}')
     elif place == "link":
         prepare("--text", text, "--vocab_size", "290", "--output_dir", "set")
-    process = multiprocessing.get_context("forkserver").Process(
-        target=prepare_until, args=(*PREPARE_MOMENTS[moment], words)
-    )
+    process = processes.Process(target=prepare_until, args=(*PREPARE_MOMENTS[moment], words))
     process.start()
     process.join(120)
     assert process.exitcode == (0 if (moment, place) == ("between two files of the set", "new") else -signal.SIGKILL)
@@ -461,13 +465,13 @@ def test_golden_ids_of_gpt2_are_met(tmp_path: Path):
 
 # ---- memory -----------------------------------------------------------------------------------------------------
 
-# Not ru_maxrss: Linux counts in it what the parent process had when it started this one.
-PEAK = """
-import sys
-from gpt2small_hf.commands.prepare import main
-main(sys.argv[1:])
-print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
-"""
+
+def peak_of(words: list[str], results: SimpleQueue) -> None:
+    """Prepare, and report the most memory used, in MiB."""
+    main(words)
+    # Not ru_maxrss: Linux counts in it what the parent process had when it started this one.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    results.put(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024)
 
 
 @pytest.mark.slow
@@ -475,14 +479,17 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 def test_memory_does_not_grow_with_the_text(tmp_path: Path):
     topics = b"".join("".join(map(str, d.blocks)).encode() for d in open_python_docs().documents())
     peaks = {}
-    for megabytes in (10, 90):
+    for megabytes in (10, 40):
         path = tmp_path / f"{megabytes}.txt"
         with path.open("wb") as file:
             while file.tell() < megabytes * 1_000_000:
                 file.write(topics)
         folder = tmp_path / f"set{megabytes}"
-        words = ["--text", str(path), "--vocab_size", "300", "--output_dir", str(folder)]
-        done = subprocess.run([sys.executable, "-c", PEAK, *words], capture_output=True, text=True, check=True)
-        peaks[megabytes] = int(done.stdout.splitlines()[-1]) / 1024
+        words = ["--text", str(path), "--vocab_size", "300", "--num_workers", "2", "--output_dir", str(folder)]
+        results = processes.SimpleQueue()
+        process = processes.Process(target=peak_of, args=(words, results))
+        process.start()
+        peaks[megabytes] = results.get()
+        process.join()
         shutil.rmtree(folder)
-    assert peaks[90] < peaks[10] + 30, peaks  # MiB
+    assert peaks[40] < peaks[10] + 15, peaks  # MiB

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import tiny_config
+from conftest import processes, tiny_config
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import Trainer, TrainingArguments, default_data_collator
@@ -81,6 +81,7 @@ def serve(rank: int, meeting_point: str, pipe: Connection) -> None:
     """Join the other process and do what is sent, until killed."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}  # looked at by accelerate, used by nobody
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one GPU is not enough for two, and gloo computes on the CPU
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
@@ -105,17 +106,14 @@ class Pair:
 
     def start(self) -> None:
         self.starts += 1
-        context = multiprocessing.get_context("spawn")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("CUDA_VISIBLE_DEVICES", "")  # one GPU is not enough for two, and gloo computes on the CPU
-            for rank in range(2):
-                here, there = context.Pipe()
-                process = context.Process(target=serve, args=(rank, str(self.place / f"meet{self.starts}"), there))
-                process.daemon = True
-                process.start()
-                there.close()
-                self.processes.append(process)
-                self.pipes.append(here)
+        for rank in range(2):
+            here, there = processes.Pipe()
+            process = processes.Process(target=serve, args=(rank, str(self.place / f"meet{self.starts}"), there))
+            process.daemon = True
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self.pipes.append(here)
 
     def stop(self) -> None:
         for process in self.processes:  # they hold nothing that would be lost

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,7 +16,7 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
-from conftest import REPOSITORY, chats, run_train, tiny_words
+from conftest import REPOSITORY, chats, processes, run_train, tiny_words
 
 from gpt2small_hf import commands
 from gpt2small_hf.errors import UsageError, open_door
@@ -35,9 +34,6 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.run import restore
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from training.test_resume import die_at_call
-
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["training.test_folder"])
 
 RUN, FILES = "gpt2small_hf.training.run", "gpt2small_hf.runs.files"
 SHORT = ("--max_steps", "2", "--eval_strategy", "no")

@@ -2,7 +2,6 @@
 
 import json
 import math
-import multiprocessing
 import os
 import random
 import re
@@ -10,7 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import CORPUS, tiny_config
+from conftest import CORPUS, processes, tiny_config
 from torch import distributed as dist
 from torch import nn
 
@@ -221,17 +220,14 @@ def train_as_one_of_two(rank, folder, place, results):
 
 @pytest.mark.slow
 def test_one_rank_of_two_can_check_while_the_other_waits(folder, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [
-        context.Process(target=train_as_one_of_two, args=(rank, folder, tmp_path, results)) for rank in range(2)
-    ]
-    for process in processes:
+    results = processes.Queue()
+    ranks = [processes.Process(target=train_as_one_of_two, args=(rank, folder, tmp_path, results)) for rank in range(2)]
+    for process in ranks:
         process.start()
     try:
-        answers = sorted(results.get(timeout=120) for _ in processes)
+        answers = sorted(results.get(timeout=120) for _ in ranks)
     finally:
-        for process in processes:
+        for process in ranks:
             process.join(10)
             process.kill()
     assert answers == [(0, 2, set(), 2), (1, 2, None, 2)]

@@ -1,6 +1,5 @@
 """Going on: a run that was cut off anywhere ends as if it had not been; another run than the one begun is refused."""
 
-import multiprocessing
 import os
 import platform
 import resource
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import run_train, tiny_words
+from conftest import processes, run_train, tiny_words
 from safetensors.torch import load_file
 
 from gpt2small_hf.errors import RunInterruptedError, UsageError, open_door
@@ -29,10 +28,6 @@ from gpt2small_hf.training.trainer import LanguageModelTrainer
 LENGTHS = ["--gradient_accumulation_steps", "2", "--save_steps", "5", "--logging_steps", "4", "--embd_pdrop", "0.1"]
 LENGTHS += ["--save_total_limit", "2", "--eval_steps", "8", "--per_device_train_batch_size", "16"]
 TIMES = {"tokens_per_second", "memory_gib", "data_wait", "mfu"}
-
-# Child processes start from one that has imported everything already.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload(["training.test_resume"])
 
 
 def die_at_call(number, owner, name):

@@ -1,14 +1,13 @@
 """The guard: each kind of bad step is named, skipped and counted, and good ones are those of the stock Trainer."""
 
 import math
-import multiprocessing
 import os
 import time
 
 import numpy as np
 import pytest
 import torch
-from conftest import run_train, tiny_config, tiny_words
+from conftest import processes, run_train, tiny_config, tiny_words
 from torch import distributed as dist
 from torch import nn
 from transformers import Trainer, TrainingArguments
@@ -150,15 +149,14 @@ def train_as_one_of_two(rank, place, results):
 
 @pytest.mark.slow
 def test_one_ranks_bad_step_is_skipped_by_all_and_their_weights_stay_equal(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=train_as_one_of_two, args=(rank, tmp_path, results)) for rank in range(2)]
-    for process in processes:
+    results = processes.Queue()
+    ranks = [processes.Process(target=train_as_one_of_two, args=(rank, tmp_path, results)) for rank in range(2)]
+    for process in ranks:
         process.start()
     try:
-        answers = {rank: rest for rank, *rest in (results.get(timeout=120) for _ in processes)}
+        answers = {rank: rest for rank, *rest in (results.get(timeout=120) for _ in ranks)}
     finally:
-        for process in processes:
+        for process in ranks:
             process.join(10)
             process.kill()
     # Rank 0 saw gradients that are not finite, rank 1 where they came from.
