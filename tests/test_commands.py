@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, run_script
 from transformers import TrainingArguments, debug_utils, trainer_utils
 
 from gpt2small_hf import GPT2SmallConfig
@@ -16,6 +16,7 @@ from gpt2small_hf.declared import declared
 
 ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
 OURS = ["-m", "gpt2small_hf"]
+TRAIN = str(REPOSITORY / "train.py")
 TINY_STEPS = ["--max_steps", "3", "--eval_strategy", "no"]
 MISTAKES = {
     "train.py --help": None,
@@ -222,30 +223,27 @@ def test_a_module_run_by_a_user_registers_too(tiny_run, tmp_path):
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--print_recipe", "--print_recipe true", "--print-recipe=true", "printing.yaml"])
 def test_print_recipe_prints_and_does_not_train(words, tmp_path):
     (tmp_path / "printing.yaml").write_text("print_recipe: true\nmax_steps: 3\n")
-    done = run(["train.py", *words.split()], tmp_path)
+    done = run_script([TRAIN, *words.split()], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "learning_rate: " in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["printing.yaml"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--preflight_only true", "--preflight_only"])
 def test_preflight_prints_the_command_that_trains(words, tmp_path):
     words = [*TINY_STEPS, *words.split(), "--output_dir", "runs/preflight-a"]
-    done = run(["train.py", *words], tmp_path)
+    done = run_script([TRAIN, *words], tmp_path)
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[-1]
     assert line == f"next: python train.py {' '.join(TINY_STEPS)} --output_dir runs/preflight-a"
 
 
-@pytest.mark.slow
 def test_preflight_of_a_recipe_prints_a_flag_that_overrides_it(tmp_path):
     (tmp_path / "checked.yaml").write_text("preflight_only: true\nmax_steps: 3\nnum_hidden_layers: 1\n")
-    done = run(["train.py", "checked.yaml", "--eval_strategy", "no"], tmp_path)
+    done = run_script([TRAIN, "checked.yaml", "--eval_strategy", "no"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
         "next: python train.py checked.yaml --eval_strategy no --preflight_only false"
