@@ -10,7 +10,7 @@ import time
 
 import pytest
 import torch
-from conftest import REPOSITORY, run_train, tiny_words
+from conftest import REPOSITORY, run_script, run_train, tiny_words
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
@@ -174,13 +174,7 @@ def test_signal_during_the_ranks_agreement_counts_after_the_next_step(tmp_path, 
 
 @pytest.mark.slow
 def test_a_log_file_keeps_a_line_for_each_evaluation_too(tmp_path):
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "train.py", *tiny_words(tmp_path, tmp_path / "run")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
+    done = run_script([str(REPOSITORY / "train.py"), *tiny_words(tmp_path, tmp_path / "run")], tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^step 10/20  loss \d\.\d{3}  held-out \d\.\d{3}  ▸", done.stderr, re.MULTILINE)
     assert "\x1b" not in done.stderr

@@ -71,10 +71,10 @@ def test_short_and_noisy_trainings_have_no_symptom(tmp_path, capsys, batch, sche
 @pytest.mark.slow
 def test_the_default_recipe_has_no_symptom_from_warm_up_to_the_end_of_its_schedule(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    shorter = ["--max_steps", "300", "--logging_steps", "3", "--eval_steps", "30", "--save_steps", "300"]
+    shorter = ["--max_steps", "150", "--logging_steps", "2", "--eval_steps", "15", "--save_steps", "150"]
     run = run_train([str(REPOSITORY / "examples" / "tiny.yaml"), *shorter, "--output_dir", str(tmp_path / "run")])
     rows = read_jsonl(run.metrics)
-    assert [row["step"] for row in rows if "learning_rate" in row] == list(range(3, 301, 3))
+    assert [row["step"] for row in rows if "learning_rate" in row] == list(range(2, 151, 2))
     assert symptoms(tmp_path / "run") == []
     assert "symptom" not in capsys.readouterr().err
 
