@@ -22,7 +22,7 @@ from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
 from gpt2small_hf.flags import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
-from gpt2small_hf.runs.files import locked, read_json
+from gpt2small_hf.runs.files import locked
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.arguments import ALTERNATIVES, check_sizes, parse_arguments
@@ -262,7 +262,7 @@ def begin(job: Job, *, overwrite: bool) -> subprocess.Popen[bytes]:
 def words_for(job: Job, seconds: float) -> str:
     """A finished run in a line."""
     if job.folder.finished:
-        result = f"held-out {read_json(job.folder.heldout)['after']['loss']:.4f}"
+        result = f"held-out {Run(job.folder).loss_nats:.4f}"
     else:
         result = f"stopped: {stopped_because(job.log)}"
     return f"{job.folder.root.name}  {result}  {duration(seconds)}"

@@ -125,14 +125,14 @@ def header(known: dict[str, Any]) -> str:
                 dataset_name=data["measured_on"]["name"],
                 metric_type=kind,
                 metric_name=name,
-                metric_value=round(heldout["after"][key], 6),
+                metric_value=round(value, 6),
             )
-            for kind, name, key in (
-                ("loss", "loss, nats per token", "loss"),
-                ("perplexity", "perplexity", "perplexity"),
-                ("bits_per_byte", "bits per byte", "bits_per_byte"),
+            for kind, name, value in (
+                ("loss", "loss, nats per token", heldout.after.loss_nats),
+                ("perplexity", "perplexity", heldout.after.perplexity),
+                ("bits_per_byte", "bits per byte", heldout.after.bits_per_byte),
             )
-            if heldout["after"][key] is not None
+            if value is not None
         ]
     of_hub = set(data["datasets"]) if data else set()
     if known["converted"] and known["converted"]["dataset"]:

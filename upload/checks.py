@@ -160,8 +160,7 @@ def modified_code(source: Source, folder: Path) -> list[str]:
     """
     known = [model_code()]
     if source.run is not None:
-        known += [source.run.resolved.made_by.model_code]
-        known += [(source.run.heldout or {}).get("made_by", {}).get("model_code", {})]
+        known += [one.made_by.model_code for one in (source.run.resolved, source.run.heldout) if one]
     return [
         path.name
         for path in sorted(folder.glob("*.py"))
@@ -201,7 +200,7 @@ def check_results_are_theirs(source: Source, folder: Path) -> None:
     """Raise: UsageError if weights or tokenizer of a finished run are not those its results were measured with."""
     if source.run is None or source.run.heldout is None:
         return
-    for path, digest in source.run.heldout["made_by"]["inputs"].items():
+    for path, digest in source.run.heldout.made_by.inputs.items():
         name = Path(path).name
         if Path(path).parent.name != source.place.model.name:  # of the data
             continue

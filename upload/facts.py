@@ -28,7 +28,15 @@ from gpt2small_hf.report.page import (
     trained_parameters,
 )
 from gpt2small_hf.report.sweep import SweepFolder, six
-from gpt2small_hf.report.tables import kept_line, markdown_table, new_text, one_line, overlap_line, worse_line
+from gpt2small_hf.report.tables import (
+    kept_line,
+    markdown_table,
+    new_text,
+    one_line,
+    overlap_line,
+    rise_line,
+    worse_line,
+)
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
@@ -436,10 +444,11 @@ def _last(rows: list[dict[str, Any]], name: str) -> float | None:
 
 def _measured(run: Run) -> dict[str, Any] | None:
     """On what the held-out results were measured."""
-    if run.measured is None:
+    if run.heldout is None or run.heldout.after is None:
         return None
-    return {"conversations": None, "loss_on": None, "standard_error": run.measured["after"].get("standard_error")} | (
-        run.measured["rows"]
+    rows, error = run.heldout.rows, run.heldout.after.standard_error_nats
+    return {"rows": rows.rows, "predicted_tokens": rows.predicted_tokens, "conversations": rows.conversations} | (
+        {"standard_error": error}
     )
 
 
@@ -459,8 +468,9 @@ def worse(source: Source) -> str | None:
     then = loss_then(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
     chats = run.resolved.data.validation
-    rows = {"conversations": chats.trained_on} if chats else {}
-    return worse_line({"rows": rows, "before": {"loss": before}, "after": then}) if then else None
+    if then is None or before is None:
+        return None
+    return rise_line(before, then["loss"], chats.trained_on if chats else None)
 
 
 def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
@@ -733,7 +743,7 @@ def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, 
     ]
     losses = None
     if run.measured and baseline.measured and run.measured_on == baseline.measured_on:
-        losses = (run.measured["after"]["loss"], baseline.measured["after"]["loss"])
+        losses = (run.loss_nats, baseline.loss_nats)
     return {
         "baseline": baseline.name,
         "repo": _published_baseline(publication),
@@ -785,7 +795,7 @@ def _has(row: dict[str, Any] | None, run: Run) -> bool:
         return False
     losses = {SweepFolder(Path()).run(row["recipe"], r["init_seed"], r["seed"]).root.name: r for r in row["runs"]}
     found = losses.get(run.folder.root.resolve().name)
-    return found is not None and found["loss"] == six(run.measured["after"]["loss"])
+    return found is not None and found["loss"] == six(run.loss_nats)
 
 
 # ---- words for numbers ----------------------------------------------------------------------------------------------

@@ -441,7 +441,7 @@ def message(args: Namespace, one: Plan) -> str:
         return args.message
     run, then = one.source.run, ""
     if run and run.measured and not one.source.is_checkpoint:
-        then = f" (held-out loss {run.measured['after']['loss']:.3f})"
+        then = f" (held-out loss {run.loss_nats:.3f})"
     what = "Update code and card of" if args.code_only else "Publish"
     return f"{what} {one.source.label}{then}{', native GPT-2' if one.publication.native else ''}"
 

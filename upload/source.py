@@ -106,15 +106,12 @@ def of_checkpoint(path: Path, run: RunFolder) -> Source:
     return Source(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
 
 
-UNMEASURED = {"rows", "made_by"}
-MEASURED = UNMEASURED | {"before", "unigram", "after"}
-
-
 def _open(folder: RunFolder) -> Run:
     """A run's files. Raises: UsageError if something is not there without which its card would be wrong."""
     run = Run(folder)
-    if run.heldout is not None and not run.heldout.keys() >= (UNMEASURED if _held_nothing_out(run) else MEASURED):
-        raise UsageError(f"{folder.heldout} is not whole. The run's own command, with --overwrite, makes it again.")
+    results = run.heldout
+    if results and results.rows.rows and not (results.before and results.unigram and results.after):
+        raise UsageError(f"{folder.heldout} has no losses. The run's own command, with --overwrite, makes it again.")
     if not run.metrics:
         raise UsageError(f"{folder.metrics} is missing or empty, so nothing is known of the training. Put it back.")
     if not any({"loss", "train_loss"} & row.keys() for row in run.metrics):  # the latter when training ended
@@ -123,10 +120,6 @@ def _open(folder: RunFolder) -> Run:
             f"to the first line (every {run.resolved.trainer.logging_steps:g} steps) or to the end."
         )
     return run
-
-
-def _held_nothing_out(run: Run) -> bool:
-    return bool(run.heldout) and run.heldout.get("rows", {}).get("rows") == 0
 
 
 def _of_run(folder: RunFolder) -> Source:
@@ -152,8 +145,8 @@ def _adapter_of(source: Source, path: Path) -> Source:
 
 def _kept_step(run: Run) -> int:
     """The step whose weights a finished run kept: its last, or its best one."""
-    if run.heldout is not None and "step" in run.heldout:  # earlier versions did not record it
-        return run.heldout["step"]
+    if run.heldout is not None and run.heldout.step is not None:  # earlier versions did not record it
+        return run.heldout.step
     if not run.resolved.trainer.load_best_model_at_end:
         return run.step
     newest = next(whole_checkpoints(run.folder), None)

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from gpt2small_hf.data.dataset import TokenDataset, stream_blocks
 from gpt2small_hf.data.rows import IGNORED, RowDataset
+from gpt2small_hf.runs.records import Measures
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
 MOST_TRAINING_TOKENS = 100_000_000
@@ -80,22 +81,21 @@ def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int 
     return _predicted(heldout, seen)
 
 
-def measures(losses: np.ndarray, bytes_per_token: float) -> dict[str, float]:
-    """The mean of some losses in three units.
+def measures(losses: np.ndarray, bytes_per_token: float, *, standard_error_nats: float | None = None) -> Measures:
+    """Return the mean of some losses in three units.
 
     Args:
         losses: nats.
         bytes_per_token: of the tokens that have these losses, not of a larger set that they belong to.
-
-    Returns: `loss`, nats per token; `perplexity`, exp(loss); `bits_per_byte`, loss / ln 2 / bytes per token, which
-        compares models whatever their tokenizers.
+        standard_error_nats: of the mean, if it is known.
     """
     loss = float(losses.mean())
-    return {
-        "loss": loss,
-        "perplexity": math.exp(loss) if loss < 700 else math.inf,
-        "bits_per_byte": loss / math.log(2) / bytes_per_token if bytes_per_token else math.inf,
-    }
+    return Measures(
+        loss_nats=loss,
+        perplexity=math.exp(loss) if loss < 700 else None,
+        bits_per_byte=loss / math.log(2) / bytes_per_token if bytes_per_token else None,
+        standard_error_nats=standard_error_nats,
+    )
 
 
 def standard_error(losses: np.ndarray, rows: RowDataset) -> float | None:

@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gpt2small_hf.runs.files import read_json, read_jsonl, whole
+from gpt2small_hf.runs.files import read_jsonl, whole
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.records import HeldOut, Resolved
 
 MOST_POINTS = 600
 """Of a line: more would share pixels."""
@@ -46,9 +46,9 @@ def draw_charts(run: RunFolder) -> list[Path]:
     """
     rows = sorted(read_jsonl(run.metrics), key=lambda row: row["step"]) if run.metrics.exists() else []
     resolved = Resolved.load(run.resolved) if run.resolved.exists() else None
-    measured = read_json(run.heldout) if run.heldout.exists() else {}
+    unigram = HeldOut.load(run.heldout).unigram if run.heldout.exists() else None
     figures = {
-        "loss": loss_figure(rows, resolved and resolved.model.vocab_size, measured.get("unigram", {}).get("loss")),
+        "loss": loss_figure(rows, resolved and resolved.model.vocab_size, unigram and unigram.loss_nats),
         "grad_norm": grad_norm_figure(rows, resolved and resolved.trainer.max_grad_norm),
         "learning_rate": learning_rate_figure(rows),
         "throughput": throughput_figure(rows),

@@ -61,7 +61,7 @@ def status(run: Run) -> str:
     """How far the run is, as a sentence."""
     seen = "" if run.tokens is None else f", {run.tokens:,} tokens"
     if run.heldout is not None:
-        kept = kept_line(run.heldout.get("step"), run.heldout.get("last_step", run.step))  # if they were recorded
+        kept = kept_line(run.heldout.step, run.step if run.heldout.last_step is None else run.heldout.last_step)
         return f"Finished: {run.step:,} steps{seen}." + (f" {kept}" if kept else "")
     wanted = run.resolved.trainer.max_steps
     of = f" of {wanted:,}" if wanted > 0 else ""
@@ -272,18 +272,18 @@ def comparison_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     header = ["run", "held-out loss", "bits/byte", "steps", "tokens", "tokens/s", ""]
     rows = []
     for run in runs:
-        after = run.measured["after"] if run.measured else {}
+        after = run.heldout and run.heldout.after
         if run.heldout is None:
             note = "not finished"
-        elif run.measured is None:
+        elif after is None:
             note = "nothing held out"
         else:
             note = "" if run.measured_on == reference else "measured on other rows"
         rows.append(
             [
                 str(run.folder.root),
-                number(after.get("loss"), ".3f"),
-                number(after.get("bits_per_byte"), ".3f"),
+                number(after and after.loss_nats, ".3f"),
+                number(after and after.bits_per_byte, ".3f"),
                 f"{run.step:,}",
                 number(run.tokens, ","),
                 number(run.usual("tokens_per_second"), ",.0f"),

@@ -44,7 +44,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
-from gpt2small_hf.runs.files import read_json, whole, write_json
+from gpt2small_hf.runs.files import whole, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
@@ -205,7 +205,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
         for (i, t), folder_of_run in folder.runs(recipe).items():
             if folder_of_run.finished:
                 run = finished[recipe, i, t] = Run(folder_of_run)
-                losses[recipe, i, t] = read_json(folder_of_run.heldout)["after"]["loss"]
+                losses[recipe, i, t] = run.loss_nats
                 check_rows(run, next(iter(finished.values())))
             elif why := stopped_because(folder.log(folder_of_run)):
                 stopped[recipe, i, t] = why

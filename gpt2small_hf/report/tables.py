@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Any
+
+from gpt2small_hf.runs.records import HeldOut, NewText
 
 UNKNOWN = "–"
 CHATS_TO_JUDGE_BY = 10
@@ -66,43 +67,37 @@ def number(value: float | None, style: str) -> str:
 NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
 
 
-def heldout_rows(heldout: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def heldout_rows(heldout: HeldOut) -> tuple[list[str], list[list[str]]]:
     """The held-out results of a run (`evaluation/heldout.json`) as a table: header, rows."""
-    names = {"before": "before training", "unigram": "unigram (no context)", "after": "after training"}
-    if found := new_text(heldout):
-        names["new_text"] = f"  on the {found['share']:.0%} outside {found['overlap_tokens']}-token overlaps"
-    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(
-        heldout.get("rows", {}).get("loss_on")
-    )
+    found = new_text(heldout)
+    measured = {
+        "before training": heldout.before,
+        "unigram (no context)": heldout.unigram,
+        "after training": heldout.after,
+        f"  on the {found.share:.0%} outside {found.overlap_tokens}-token overlaps" if found else "": found,
+    }
+    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(heldout.rows.loss_on or "")
     header = [what or "held-out rows", "loss (nats/token)", "perplexity", "bits/byte"]
     rows = [
-        [
-            label,
-            number(heldout[name]["loss"], ".3f"),
-            perplexity(heldout[name]["perplexity"]),
-            number(heldout[name]["bits_per_byte"], ".3f"),
-        ]
-        for name, label in names.items()
-        if name in heldout
+        [label, number(one.loss_nats, ".3f"), perplexity(one.perplexity), number(one.bits_per_byte, ".3f")]
+        for label, one in measured.items()
+        if one is not None
     ]
     return header, rows
 
 
-def new_text(heldout: dict[str, Any]) -> dict[str, Any] | None:
+def new_text(heldout: HeldOut) -> NewText | None:
     """Return the results on tokens outside overlaps with the training text; None if (almost) all tokens are."""
-    found = heldout.get("new_text")
-    if not found or found["share"] >= 0.99:
-        return None
-    return {"overlap_tokens": 13} | found  # earlier versions did not record it
+    return heldout.new_text if heldout.new_text and heldout.new_text.share < 0.99 else None
 
 
-def overlap_line(heldout: dict[str, Any]) -> str | None:
+def overlap_line(heldout: HeldOut) -> str | None:
     """Explain which held-out tokens are in an overlap with the training text; None if the table has no such row."""
     if not (found := new_text(heldout)):
         return None
-    searched = f"first {found['searched_tokens']:,} tokens of the " if "searched_tokens" in found else ""
+    searched = f"first {found.searched_tokens:,} tokens of the " if found.searched_tokens is not None else ""
     return (
-        f"A token is in an overlap if it and the {found['overlap_tokens'] - 1} tokens before it occur in this order in "
+        f"A token is in an overlap if it and the {found.overlap_tokens - 1} tokens before it occur in this order in "
         f"the {searched}training text."
     )
 
@@ -119,15 +114,19 @@ def perplexity(value: float | None) -> str:
     return ">1,000,000" if value is None or value > 1e6 else f"{value:,.1f}"
 
 
-def worse_line(heldout: dict[str, Any]) -> str | None:
-    """Say that the held-out loss ended above its start, as a sentence; None if it did not.
-
-    With fewer than CHATS_TO_JUDGE_BY held-out chats it has to end FAR_WORSE.
-    """
-    before, after = (heldout.get(name, {}).get("loss") for name in ("before", "after"))  # none if nothing is held out
-    if before is None or after is None:
+def worse_line(heldout: HeldOut) -> str | None:
+    """Say that the held-out loss ended above its start, as a sentence; None if it did not, or nothing is held out."""
+    if heldout.before is None or heldout.after is None:
         return None
-    few = heldout.get("rows", {}).get("conversations", CHATS_TO_JUDGE_BY) < CHATS_TO_JUDGE_BY
+    return rise_line(heldout.before.loss_nats, heldout.after.loss_nats, heldout.rows.conversations)
+
+
+def rise_line(before: float, after: float, conversations: int | None) -> str | None:
+    """Say that a held-out loss is above that before training, as a sentence; None if it is not.
+
+    With fewer than CHATS_TO_JUDGE_BY held-out chats it has to be FAR_WORSE.
+    """
+    few = conversations is not None and conversations < CHATS_TO_JUDGE_BY
     if after <= (FAR_WORSE * before if few else before):
         return None
     return (
@@ -137,11 +136,12 @@ def worse_line(heldout: dict[str, Any]) -> str | None:
     )
 
 
-def answers_line(heldout: dict[str, Any]) -> str | None:
+def answers_line(heldout: HeldOut) -> str | None:
     """How many sampled answers ended by themselves, as a sentence; None if no question was asked."""
-    answers = heldout.get("answers")
-    if not answers or not answers["asked"]:
+    told = heldout.answers
+    if not told or not told.asked:
         return None
-    asked, ended = answers["asked"], answers["ended"]
-    most = answers["max_new_tokens"]
-    return f"{ended:,} of {asked:,} sampled answers ({ended / asked:.1%}) ended by themselves within {most} tokens"
+    return (
+        f"{told.ended:,} of {told.asked:,} sampled answers ({told.ended / told.asked:.1%}) ended by themselves within "
+        f"{told.max_new_tokens} tokens"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in, number_of
-from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.records import HeldOut, Resolved
 
 Rows = list[dict[str, Any]]
 
@@ -32,7 +32,7 @@ class Run:
         self.resolved = Resolved.load(folder.resolved)
         self.metrics = _lines(folder.metrics)
         self.train = [row for row in self.metrics if "loss" in row]
-        self.heldout: dict[str, Any] | None = read_json(folder.heldout) if folder.finished else None
+        self.heldout = HeldOut.load(folder.heldout) if folder.finished else None
         self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
         # A killed run may leave a newer checkpoint that was not written to its end.
         self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
@@ -75,16 +75,23 @@ class Run:
         return _lines(self.folder.answers)
 
     @property
-    def measured(self) -> dict[str, Any] | None:
+    def measured(self) -> HeldOut | None:
         """The results on held-out data; None if the run is not finished, or nothing was held out."""
-        return self.heldout if self.heldout is not None and "after" in self.heldout else None
+        return self.heldout if self.heldout is not None and self.heldout.after is not None else None
+
+    @property
+    def loss_nats(self) -> float:
+        """The held-out loss of a finished run. Raises: UsageError if nothing was held out."""
+        if self.heldout is None or self.heldout.after is None:
+            raise UsageError(f"{self.folder.root} has no held-out loss: it is not finished, or holds nothing out.")
+        return self.heldout.after.loss_nats
 
     @property
     def measured_on(self) -> tuple[Any, ...] | None:
         """What two held-out losses must have in common to be compared: text, rows and their length."""
         if self.heldout is None:
             return None
-        return (self.resolved.data.fingerprint, *self.heldout["rows"].values())
+        return self.resolved.data.fingerprint, self.heldout.rows
 
 
 def logged_tokens(rows: Rows) -> int | None:

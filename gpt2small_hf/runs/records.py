@@ -233,6 +233,77 @@ class TokenizerFacts(Part):
     eos_token_id: int
 
 
+# ---- evaluation/heldout.json -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Part):
+    """The mean loss of some tokens, in three units."""
+
+    loss_nats: float = field(metadata={"key": "loss"})
+    perplexity: float | None = None
+    """exp(loss); None if it is too large for a number."""
+    bits_per_byte: float | None = None
+    """loss / ln 2 / bytes per token, which compares models whatever their tokenizers."""
+    standard_error_nats: float | None = field(default=None, metadata={"key": "standard_error"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewText(Measures):
+    """The loss of the held-out tokens that are in no overlap with the training text."""
+
+    share: float
+    """Of all held-out tokens."""
+    recorded_overlap_tokens: int | None = field(default=None, metadata={"key": "overlap_tokens"})
+    searched_tokens: int | None = None
+    """Training tokens that were compared, from the first."""
+
+    @property
+    def overlap_tokens(self) -> int:
+        """The length of an overlap, in tokens; earlier versions did not record it."""
+        return self.recorded_overlap_tokens or 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutRows(Part):
+    """The rows that a loss was measured on."""
+
+    rows: int
+    seq_len: int
+    predicted_tokens: int | None = None
+    conversations: int | None = None
+    loss_on: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCounts(Part):
+    """Held-out questions that were answered, and the answers that ended by themselves."""
+
+    asked: int
+    ended: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(Record):
+    """`evaluation/heldout.json`: the loss on held-out rows. If nothing was held out there are 0 rows and no losses."""
+
+    rows: HeldOutRows
+    before: Measures | None = None
+    """Before training."""
+    unigram: Measures | None = None
+    """Of a guess that knows only how frequent each token is in the training data."""
+    after: Measures | None = None
+    new_text: NewText | None = None
+    """After training; None of chats, and if all tokens are in an overlap with the training text."""
+    answers: AnswerCounts | None = None
+    step: int | None = None
+    """Of the weights."""
+    last_step: int | None = None
+    """That training ended at."""
+    made_by: MadeBy
+
+
 # ---- resolved.json -----------------------------------------------------------------------------------------------
 
 

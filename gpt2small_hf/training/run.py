@@ -56,7 +56,6 @@ from gpt2small_hf.runs.files import (
     finite,
     give_usual_permissions,
     locked,
-    read_json,
     read_jsonl,
     remove,
     remove_if_empty,
@@ -66,7 +65,7 @@ from gpt2small_hf.runs.files import (
 )
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by, processor_name
-from gpt2small_hf.runs.records import ParameterCounts, Resolved
+from gpt2small_hf.runs.records import AnswerCounts, HeldOut, HeldOutRows, NewText, ParameterCounts, Resolved
 from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
@@ -563,37 +562,38 @@ def finish_folder(
         )
     save_model(model, tokenizer, run.model)
     weights = run.model / "model.safetensors"
-    measured: dict[str, Any] = {"rows": {"rows": 0, "seq_len": rows.seq_len, "predicted_tokens": 0}}
+    on = HeldOutRows(rows=0, seq_len=rows.seq_len, predicted_tokens=0)
+    results: dict[str, Any] = {}
     if heldout:
         n_bytes = heldout.supervised_bytes(tokenizer)
         scale = float(n_bytes.mean())
-        measured = {
-            "rows": {"rows": len(heldout), "seq_len": heldout.seq_len, "predicted_tokens": after.size},
+        on = HeldOutRows(rows=len(heldout), seq_len=heldout.seq_len, predicted_tokens=after.size)
+        results = {
             "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
             "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
-            "after": {**measures(after, scale), "standard_error": standard_error(after, heldout)},
+            "after": measures(after, scale, standard_error_nats=standard_error(after, heldout)),
         }
         if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
             new = ~seen_in_training(rows, heldout).reshape(-1)
-            measured["new_text"] = None  # of the held-out tokens outside overlaps with the training text
             if new.any():
-                measured["new_text"] = {
-                    "share": new.mean(),
-                    **measures(after[new], float(n_bytes[new].mean())),
-                    "overlap_tokens": OVERLAP_TOKENS,
-                    "searched_tokens": min(rows.n_tokens, MOST_TRAINING_TOKENS),
-                }
+                found = measures(after[new], float(n_bytes[new].mean()))
+                results["new_text"] = NewText(
+                    share=float(new.mean()),
+                    **vars(found),
+                    recorded_overlap_tokens=OVERLAP_TOKENS,
+                    searched_tokens=min(rows.n_tokens, MOST_TRAINING_TOKENS),
+                )
     if isinstance(heldout, ChatDataset):
-        measured["rows"] |= {"conversations": heldout.counts.kept, "loss_on": heldout.loss_on}
+        on = replace(on, conversations=heldout.counts.kept, loss_on=heldout.loss_on)
         answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
         ended = sum(answer["ended"] for answer in answers)
-        measured["answers"] = {"asked": len(answers), "ended": ended, "max_new_tokens": MOST_NEW_TOKENS}
+        results["answers"] = AnswerCounts(asked=len(answers), ended=ended, max_new_tokens=MOST_NEW_TOKENS)
         write_jsonl(run.answers, answers)
-    measured |= {"step": step, "last_step": last_step}
     completions = complete(model, tokenizer, args.run.prompts or [], chat=rows.is_chat)
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights]).to_json()})
     made = made_by([weights, run.model / "tokenizer.json", *material.inputs])
-    write_json(run.heldout, {**measured, "made_by": made.to_json()})
+    measured = HeldOut(rows=on, **results, step=step, last_step=last_step, made_by=made)
+    measured.save(run.heldout)
     draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)
@@ -603,7 +603,7 @@ def finish_folder(
             print(f"\nasked: {completion['prompt']}\nanswered: {completion['greedy']}")
         else:
             print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
-    print(f"\n{console_table(*heldout_rows(read_json(run.heldout))) if heldout else NOTHING_HELD_OUT}\n")
+    print(f"\n{console_table(*heldout_rows(measured)) if heldout else NOTHING_HELD_OUT}\n")
     for said in filter(None, (kept_line(step, last_step), overlap_line(measured), answers_line(measured))):
         print(f"{said}\n")
     if worse := worse_line(measured):

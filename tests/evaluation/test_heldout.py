@@ -124,11 +124,9 @@ def test_bytes_of_tokens_add_up_to_the_text_of_any_kind_of_tokenizer():
 
 def test_measures_are_three_units_of_one_mean():
     found = measures(np.array([[1.0, 3.0]]), bytes_per_token=4.0)
-    assert found == {
-        "loss": 2.0,
-        "perplexity": pytest.approx(math.e**2),
-        "bits_per_byte": pytest.approx(2 / math.log(2) / 4),
-    }
+    assert found.loss_nats == 2.0
+    assert found.perplexity == pytest.approx(math.e**2)
+    assert found.bits_per_byte == pytest.approx(2 / math.log(2) / 4)
 
 
 class Stream:

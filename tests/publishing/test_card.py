@@ -1231,9 +1231,11 @@ def test_a_template_that_asks_for_what_nobody_knows_is_refused_by_the_name_of_it
 
 def test_a_template_of_ones_own_is_rendered_with_the_same_facts(cards, tmp_path):
     card, template = cards["run"], tmp_path / "mine.j2"
-    template.write_text("# {{ name | md }}\n\n{{ sizes.about }} parameters, loss {{ heldout.after.loss | loss }}\n")
+    template.write_text(
+        "# {{ name | md }}\n\n{{ sizes.about }} parameters, loss {{ heldout.after.loss_nats | loss }}\n"
+    )
     text = render(card.source, card.folder, card.publication, template)
-    loss = card.source.run.heldout["after"]["loss"]
+    loss = card.source.run.loss_nats
     assert ModelCard(text).text.strip().startswith(f"# short\n\n16,608 parameters, loss {loss:.3f}\n")
     assert is_untouched(text)
 

@@ -172,7 +172,7 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
     [
         ("resolved.json", "{}", ": run is missing, expected object."),
         ("resolved.json", "[]", " is [], expected an object."),
-        ("evaluation/heldout.json", '{"after": {}}', " is not whole. The run's own command, with --overwrite"),
+        ("evaluation/heldout.json", '{"after": {}}', ": after.loss is missing, expected float."),
         ("metrics.jsonl", "", " is missing or empty, so nothing is known of the training"),
         ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', " has no line of training, so nothing is known of it"),
     ],

@@ -16,6 +16,7 @@ from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import HeldOut
 from report.test_tables import cells, rendered
 
 
@@ -38,12 +39,12 @@ def blocks(page):
 def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, capsys):
     assert cli.main(["report", str(run.root)]) == 0
     page = run.report.read_text(encoding="utf-8")
-    _, results = heldout_rows(read_json(run.heldout))
+    _, results = heldout_rows(HeldOut.load(run.heldout))
     for line in results:
         assert [cell.strip() for cell in line] in cells(page)
     shown = capsys.readouterr().out
     assert all(cell in shown for line in results for cell in line)
-    line = overlap_line(read_json(run.heldout))
+    line = overlap_line(HeldOut.load(run.heldout))
     assert line is not None
     assert line in shown
     assert line in page

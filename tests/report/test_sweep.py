@@ -146,7 +146,8 @@ def write_run(run: RunFolder, loss: float, *, fingerprint: str = "f" * 64, rows:
     """What `report/sweep.py` reads of a finished run."""
     write_json(run.resolved, resolved(fingerprint))
     write_jsonl(run.metrics, [{"step": 1, "loss": 5.0, "tokens_per_second": 1000.0}])
-    write_json(run.heldout, {"rows": {"rows": rows, "seq_len": 8}, "after": {"loss": loss}})
+    made_by = read_json(run.resolved)["made_by"]
+    write_json(run.heldout, {"rows": {"rows": rows, "seq_len": 8}, "after": {"loss": loss}, "made_by": made_by})
 
 
 @pytest.fixture

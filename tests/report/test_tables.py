@@ -4,6 +4,7 @@ import html
 import re
 
 import pytest
+from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -17,8 +18,17 @@ from gpt2small_hf.report.tables import (
     overlap_line,
     worse_line,
 )
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.records import HeldOut
 
 MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
+OLD = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "evaluation" / "heldout.json")
+
+
+def heldout_with(**results):
+    """Results of a run on text, with these."""
+    rows = {**OLD["rows"], **results.pop("rows", {})}
+    return HeldOut.from_json({"rows": rows, "made_by": OLD["made_by"], **results}, "heldout.json:")
 
 
 def rendered(markdown):
@@ -38,33 +48,33 @@ def test_the_held_out_table_rounds_once_and_aligns():
         "after": MEASURES,
         "new_text": {"share": 0.4, "loss": 2.75, "perplexity": 15.64, "bits_per_byte": 1.3},
     }
-    lines = console_table(*heldout_rows(heldout)).splitlines()
+    lines = console_table(*heldout_rows(heldout_with(**heldout))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert lines[1].split() == ["before", "training", "6.931", "1,024.0", "3.333"]
     assert lines[3].split()[:5] == ["on", "the", "40%", "outside", "13-token"]
-    assert "the 12 tokens before it" in str(overlap_line(heldout))
+    assert "the 12 tokens before it" in str(overlap_line(heldout_with(**heldout)))
     recorded = {**heldout["new_text"], "overlap_tokens": 8, "searched_tokens": 5000}
-    assert "outside 8-token overlaps" in console_table(*heldout_rows({**heldout, "new_text": recorded}))
-    said = str(overlap_line({"new_text": recorded}))
+    assert "outside 8-token overlaps" in console_table(*heldout_rows(heldout_with(**heldout | {"new_text": recorded})))
+    said = str(overlap_line(heldout_with(new_text=recorded)))
     assert "the 7 tokens before it" in said
     assert "5,000 tokens" in said
 
 
 def test_without_repeats_there_is_no_row_for_them():
-    assert len(heldout_rows({"after": MEASURES, "new_text": None})[1]) == 1
-    assert overlap_line({"after": MEASURES, "new_text": None}) is None
+    assert len(heldout_rows(heldout_with(after=MEASURES, new_text=None))[1]) == 1
+    assert overlap_line(heldout_with(after=MEASURES, new_text=None)) is None
 
 
 @pytest.mark.parametrize(("value", "shown"), [(999_999.94, "999,999.9"), (1.2e272, ">1,000,000"), (None, ">1,000,000")])
 def test_perplexity_above_a_million_is_shown_as_that(value, shown):
-    assert heldout_rows({"before": MEASURES | {"perplexity": value}})[1][0][2] == shown
+    assert heldout_rows(heldout_with(before=MEASURES | {"perplexity": value}))[1][0][2] == shown
 
 
 def test_worse_line_names_both_losses_only_if_the_loss_rose():
     better, worse = MEASURES | {"loss": 2.4}, MEASURES | {"loss": 133.0}
-    assert worse_line({"before": MEASURES, "after": better}) is None
-    assert worse_line({"before": MEASURES, "after": MEASURES}) is None
-    line = worse_line({"before": MEASURES, "after": worse})
+    assert worse_line(heldout_with(before=MEASURES, after=better)) is None
+    assert worse_line(heldout_with(before=MEASURES, after=MEASURES)) is None
+    line = worse_line(heldout_with(before=MEASURES, after=worse))
     assert line is not None
     assert "2.500" in line
     assert "133.000" in line
@@ -73,12 +83,12 @@ def test_worse_line_names_both_losses_only_if_the_loss_rose():
 
 @pytest.mark.parametrize(("conversations", "after", "is_worse"), [(3, 2.6, False), (3, 133.0, True), (10, 2.6, True)])
 def test_worse_line_on_few_held_out_chats_is_of_divergence_only(conversations, after, is_worse):
-    measured = {"rows": {"conversations": conversations}, "before": MEASURES, "after": MEASURES | {"loss": after}}
-    assert (worse_line(measured) is not None) == is_worse
+    rows, measured = {"conversations": conversations}, {"before": MEASURES, "after": MEASURES | {"loss": after}}
+    assert (worse_line(heldout_with(rows=rows, **measured)) is not None) == is_worse
 
 
 def test_console_and_markdown_show_the_same_cells():
-    header, rows = heldout_rows({"before": MEASURES, "after": MEASURES})
+    header, rows = heldout_rows(heldout_with(before=MEASURES, after=MEASURES))
     assert cells(markdown_table(header, rows)) == [header, *rows]
     assert "| :--- | ---: | ---: | ---: |" in markdown_table(header, rows)
 

@@ -8,13 +8,15 @@ import pytest
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json
-from gpt2small_hf.runs.records import SCHEMA_VERSION, Record, Resolved
+from gpt2small_hf.runs.records import SCHEMA_VERSION, HeldOut, Record, Resolved
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""
 OLD_FILES = {
     "text/resolved.json": Resolved,
     "chat/resolved.json": Resolved,
+    "text/evaluation/heldout.json": HeldOut,
+    "chat/evaluation/heldout.json": HeldOut,
 }
 
 

@@ -24,6 +24,7 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import HeldOut
 from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
 from upload.arguments import parse_arguments as push_arguments
@@ -400,7 +401,7 @@ def test_divergence_is_named_in_the_run_its_report_and_card_and_refused_by_push(
     shown = capsys.readouterr()
     measured = read_json(run.heldout)
     assert measured["after"]["loss"] > measured["before"]["loss"]
-    worse = worse_line(measured)
+    worse = worse_line(HeldOut.load(run.heldout))
     assert worse is not None
     assert f"warning: {worse}" in "\n".join(shown.out.splitlines()[-5:])
     assert "divergence" in [row.get("symptom") for row in read_jsonl(run.metrics)]
