@@ -187,8 +187,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         args.run.prompts, prompts_from = default_prompts(rows, heldout)
     if args.trainer.n_gpu > 1:
         raise UsageError(
-            f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch train.py …), "
-            "or show it a single one: CUDA_VISIBLE_DEVICES=0."
+            f"one process sees {args.trainer.n_gpu} GPUs. Launch one process a GPU (accelerate launch -m gpt2small_hf "
+            "train …), or show it a single one: CUDA_VISIBLE_DEVICES=0."
         )
     rows_per_step = (
         args.trainer.per_device_train_batch_size * args.trainer.gradient_accumulation_steps * args.trainer.world_size
