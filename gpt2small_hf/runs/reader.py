@@ -1,3 +1,4 @@
+# pyright: strict
 """The files of a run folder → one object that has what they contain."""
 
 from __future__ import annotations
@@ -38,10 +39,8 @@ class Run:
         self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
         self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
         # Runs that saved no samples on the way have at least those of the finished model.
-        self.samples = _lines(folder.samples) or [
-            {"step": self.step, **completion}
-            for completion in (read_json(folder.completions)["completions"] if folder.completions.is_file() else [])
-        ]
+        written: Rows = read_json(folder.completions)["completions"] if folder.completions.is_file() else []
+        self.samples = _lines(folder.samples) or [{"step": self.step, **completion} for completion in written]
 
     @property
     def tokens(self) -> int | None:
