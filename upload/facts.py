@@ -40,7 +40,7 @@ from gpt2small_hf.report.tables import (
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
-from gpt2small_hf.runs.records import DataSource, Resolved
+from gpt2small_hf.runs.records import Answer, DataSource, Resolved
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
@@ -500,7 +500,7 @@ def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any]
     }
 
 
-def held_out_answers(source: Source) -> list[dict[str, Any]]:
+def held_out_answers(source: Source) -> list[Answer]:
     """Return the answers to held-out questions that the card may show beside the samples, which may be such already."""
     run = source.run
     if run is None or source.is_checkpoint or run.resolved.prompts_from == "held-out chats":
@@ -510,8 +510,7 @@ def held_out_answers(source: Source) -> list[dict[str, Any]]:
 
 def _answers(source: Source) -> dict[str, Any] | None:
     found = held_out_answers(source)
-    shown = [{"turns": [turn["content"] for turn in one["messages"]], **one} for one in found[:MOST_SAMPLES]]
-    return {"shown": shown, "of": len(found)} if shown else None
+    return {"shown": found[:MOST_SAMPLES], "of": len(found)} if found else None
 
 
 def _ladder(source: Source, prompts: list[str]) -> str | None:

@@ -15,7 +15,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.runs.layout import HUB_ID
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import DataSource, Resolved
@@ -286,8 +285,7 @@ def chat_questions(run: Run | None) -> list[str]:
     prompts = run.resolved.run.prompts
     if run.resolved.prompts_from is not None:
         return [] if run.resolved.prompts_from == "given" else prompts
-    answers = read_jsonl(run.folder.answers) if run.folder.answers.is_file() else []
-    asked = {answer["messages"][-1]["content"] for answer in answers}
+    asked = {answer.turns[-1] for answer in run.answers}
     return prompts if asked & set(prompts) else []
 
 

@@ -314,7 +314,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts.append("\n".join(f"- {escaped(trouble)}" for trouble in troubles(run)) or "None.")
     if answers := run.answers[:MOST_ANSWERS]:
         parts.append("## Answers to held-out questions")
-        cells = [[row["messages"][-1]["content"], row["answer"] + ("" if row["ended"] else " …")] for row in answers]
+        cells = [[row.turns[-1], row.answer + ("" if row.ended else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
     parts.append(prompts_line(run, run.resolved.run.prompts) or "")

@@ -13,7 +13,7 @@ from typing import Any
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in, number_of
-from gpt2small_hf.runs.records import HeldOut, Resolved
+from gpt2small_hf.runs.records import Answer, HeldOut, Resolved
 
 Rows = list[dict[str, Any]]
 
@@ -69,9 +69,9 @@ class Run:
         return None
 
     @cached_property
-    def answers(self) -> Rows:
+    def answers(self) -> list[Answer]:
         """The finished model's answers to held-out questions, of a run on chats."""
-        return _lines(self.folder.answers)
+        return Answer.load_lines(self.folder.answers)
 
     @property
     def measured(self) -> HeldOut | None:

@@ -16,7 +16,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
 
 SCHEMA_VERSION = 1
 """Of files written by this version."""
@@ -65,6 +65,12 @@ class Part:
                     raise UsageError(f"{_inside(where, key)} is missing, expected {_words(found.type)}. {RESTORE}")
                 absent.append(found.name)
         return cls(**values, extra=extra, absent=frozenset(absent))
+
+    @classmethod
+    def load_lines(cls: type[P], path: Path) -> list[P]:
+        """Read a JSON Lines file; one that does not exist has no lines. Raises: UsageError as `from_json`."""
+        lines = read_jsonl(path) if path.is_file() else []
+        return [cls.from_json(line, f"{path}, line {number}:") for number, line in enumerate(lines, 1)]
 
     def to_json(self) -> Json:
         """Return the object as it is written."""
@@ -302,6 +308,25 @@ class HeldOut(Record):
     last_step: int | None = None
     """That training ended at."""
     made_by: MadeBy
+
+
+# ---- evaluation/answers.jsonl ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Part):
+    """A line of `evaluation/answers.jsonl`: a held-out question and the finished model's answer."""
+
+    messages: list[dict[str, Any]]
+    """The conversation up to the question."""
+    answer: str
+    ended: bool
+    """Whether the answer ended with a stop token."""
+
+    @property
+    def turns(self) -> list[str]:
+        """What was said, up to the question."""
+        return [message["content"] for message in self.messages]
 
 
 # ---- resolved.json -----------------------------------------------------------------------------------------------

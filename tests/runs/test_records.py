@@ -9,9 +9,9 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.files import read_json, read_jsonl, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.records import SCHEMA_VERSION, HeldOut, Record, Resolved
+from gpt2small_hf.runs.records import SCHEMA_VERSION, Answer, HeldOut, Record, Resolved
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""
@@ -32,6 +32,14 @@ def test_files_of_version_0_load_and_keep_all_values_when_saved(name: str, kind:
     again = kind.load(tmp_path / "new.json")
     assert replace(again, schema_version=0) == record
     assert again.to_json() == read_json(tmp_path / "new.json")
+
+
+def test_answers_of_version_0_load_and_a_wrong_type_is_named_with_its_line(tmp_path):
+    answers, lines = Answer.load_lines(OLD_RUN / "chat/evaluation/answers.jsonl"), tmp_path / "answers.jsonl"
+    assert [one.to_json() for one in answers] == read_jsonl(OLD_RUN / "chat/evaluation/answers.jsonl")
+    write_jsonl(lines, [answers[0].to_json(), {**answers[1].to_json(), "ended": "no"}])
+    with pytest.raises(UsageError, match=r"answers\.jsonl, line 2: ended is 'no', expected bool\. "):
+        Answer.load_lines(lines)
 
 
 def test_unknown_keys_are_kept_and_changed_fields_written(tmp_path):
@@ -73,7 +81,6 @@ NOT_YET_TYPED = {
     ("gpt2small_hf/training/health.py", "metrics"),
     ("gpt2small_hf/training/run.py", "metrics"),
     ("upload/facts.py", "published"),
-    ("upload/privacy.py", "answers"),
 }
 """Files that a module reads as dictionaries until they have a record."""
 
