@@ -14,9 +14,9 @@ SUFFIXES = {".yaml", ".py", ".jsonl"}
 
 
 def resources() -> list[str]:
-    """Recipes, scripts and data of the examples, and the template of the model card."""
+    """Recipes, scripts and data of the examples, the template of the model card, and the license of the code."""
     examples = (path for path in Path("examples").rglob("*") if path.suffix in SUFFIXES)
-    return ["model_card.j2", *sorted(path.as_posix() for path in examples)]
+    return ["model_card.j2", "LICENSE", *sorted(path.as_posix() for path in examples)]
 
 
 class BuildWithResources(build_py):

@@ -1,4 +1,4 @@
-"""Files outside the package that a wheel has inside it, copied there by `setup.py`: `examples/` and `model_card.j2`."""
+"""Files beside the package that a wheel has inside it, by `setup.py`: `examples/`, `model_card.j2`, `LICENSE`."""
 
 import shlex
 from pathlib import Path

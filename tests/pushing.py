@@ -37,16 +37,16 @@ ENOUGH_SECONDS = 300
 NOWHERE = "http://127.0.0.1:1"
 """An address at which no server listens."""
 
-FAST = "upload.client.WAITS = (0.01,) * 4"
+FAST = "client.WAITS = (0.01,) * 4"
 """Calls are repeated at once."""
 WAITING = """
 import gc, json, os, runpy, sys
-push, then = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(os.path.dirname(push)))
-import upload.card, upload.client, upload.hub, upload.secret_scan, upload.source, upload.stage, upload.verify
+script, then = sys.argv[1:]
+sys.path.insert(0, os.path.dirname(os.path.dirname(script)))
+from gpt2small_hf.publishing import card, client, hub, push, secret_scan, source, stage, verify
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
-upload.secret_scan.check_words("", "")  # compiles the rules
+secret_scan.check_words("", "")  # compiles the rules
 exec(then)
 gc.freeze()  # or collecting garbage would copy all of it in each command
 print("waiting", flush=True)
@@ -65,9 +65,9 @@ for line in sys.stdin:
     constants.ENDPOINT = environment["HF_ENDPOINT"]
     for number, path in enumerate((os.devnull, out, err)):
         os.dup2(os.open(path, os.O_WRONLY if number else os.O_RDONLY), number)
-    sys.argv = [push, *words]
-    sys.path[0] = os.path.dirname(push)
-    runpy.run_path(push, run_name="__main__")
+    sys.argv = [script, *words]
+    sys.path[0] = os.path.dirname(script)
+    runpy.run_path(script, run_name="__main__")
 """
 
 

@@ -9,11 +9,15 @@ import pytest
 from conftest import REPOSITORY
 from hub_server import TOKEN, HubServer
 
-from upload.verify import check
+from gpt2small_hf.publishing.verify import check
 
 pytestmark = pytest.mark.slow
 
-DOWNLOAD = "import pathlib, sys; from upload.hub import Hub; Hub().download(*sys.argv[1:3], pathlib.Path(sys.argv[3]))"
+DOWNLOAD = """
+import pathlib, sys
+from gpt2small_hf.publishing.hub import Hub
+Hub().download(*sys.argv[1:3], pathlib.Path(sys.argv[3]))
+"""
 OWNER = textwrap.dedent("""
     import sys
 

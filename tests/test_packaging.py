@@ -29,7 +29,7 @@ def declared(pyproject: str) -> dict[str, str]:
 
 
 def imported() -> set[str]:
-    """Top-level modules that the package, upload/, train.py and the examples import."""
+    """Top-level modules that the package, its scripts and the examples import."""
     names = set()
     for folder in ("gpt2small_hf", "upload", "examples"):
         for path in [REPOSITORY / "train.py", *(REPOSITORY / folder).rglob("*.py")]:

@@ -43,10 +43,10 @@ from conftest import run_train, tiny_words
 from hub_server import CALLS, TOKEN, HubServer
 from pushing import NOWHERE, OF_HUB, Command, Done, Waiting, contents
 
+from gpt2small_hf.publishing.card import fingerprint, marked
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
-from upload.card import fingerprint, marked
 
 REPO, TWIN, OF_OTHERS = "you/tiny", "you/tiny-native", "else/tiny"
 TRANSPORTS = ("lfs", "xet")

@@ -21,17 +21,9 @@ from safetensors.torch import load_file
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
-from gpt2small_hf.report.sweep import SweepFolder, write_report
-from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
-from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
-from gpt2small_hf.training.budget import flops_per_token
-from gpt2small_hf.training.material import sources_of
-from upload.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
-from upload.checks import check_sizes
-from upload.facts import (
+from gpt2small_hf.publishing.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
+from gpt2small_hf.publishing.checks import check_sizes
+from gpt2small_hf.publishing.facts import (
     PROMPT,
     QUESTION,
     Publication,
@@ -45,9 +37,17 @@ from upload.facts import (
     training_seconds,
     worse,
 )
-from upload.license import License, write_license
-from upload.source import Source, find, of_checkpoint
-from upload.stage import files_of, stage, stage_native
+from gpt2small_hf.publishing.license import License, write_license
+from gpt2small_hf.publishing.source import Source, find, of_checkpoint
+from gpt2small_hf.publishing.stage import files_of, stage, stage_native
+from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
+from gpt2small_hf.report.sweep import SweepFolder, write_report
+from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
+from gpt2small_hf.training.budget import flops_per_token
+from gpt2small_hf.training.material import sources_of
 
 
 @dataclass

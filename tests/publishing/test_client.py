@@ -21,16 +21,16 @@ from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 
 from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.publishing import client
+from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
+from gpt2small_hf.publishing.facts import Publication
+from gpt2small_hf.publishing.hub import Hub, Remote, UploadError, is_public
+from gpt2small_hf.publishing.license import License
+from gpt2small_hf.publishing.push import Plan, private_links
+from gpt2small_hf.publishing.source import Source
+from gpt2small_hf.publishing.stage import files_of
 from gpt2small_hf.runs.files import write_json
 from gpt2small_hf.runs.layout import RunFolder
-from upload import client
-from upload.arguments import AuthError, parse_arguments, token_in_use
-from upload.facts import Publication
-from upload.hub import Hub, Remote, UploadError, is_public
-from upload.license import License
-from upload.push import Plan, private_links
-from upload.source import Source
-from upload.stage import files_of
 
 # huggingface_hub sends files as `data`, which its HTTP library warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")

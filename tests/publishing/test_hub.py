@@ -1,7 +1,6 @@
 """Whatever happens on the way, a push publishes all or nothing, loses nobody's work, and the same command continues."""
 
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -9,13 +8,14 @@ from conftest import REPOSITORY
 from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 from pushing import NOWHERE, REPO, Done, Push, asked, contents, published, sent_bytes
 
+from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.arguments import parse_arguments
+from gpt2small_hf.publishing.card import fingerprint, marked
+from gpt2small_hf.publishing.hub import ignoring_rule
+from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
-from upload.arguments import parse_arguments
-from upload.card import fingerprint, marked
-from upload.hub import ignoring_rule
-from upload.push import main, publish
 
 pytest_plugins = ["pushing"]
 pytestmark = pytest.mark.slow
@@ -270,11 +270,12 @@ def test_a_refusal_for_lack_of_storage_shows_the_words_of_the_hub(hub, push, run
     assert len(hub.landed) == 1 + (path == "/tag/")
 
 
-def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done(tiny_run, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["push.py", str(tiny_run.root), "you/tiny"])
-    with pytest.raises(UsageError) as refusal:  # it is, in tests
-        main()
-    assert str(refusal.value) == "HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run."
+def test_a_hub_that_is_switched_off_is_refused_before_anything_is_done(tiny_run, capsys):
+    assert cli.main(["push", str(tiny_run.root), "you/tiny"]) == 2  # it is, in tests
+    assert (
+        capsys.readouterr().err
+        == "error: HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.\n"
+    )
 
 
 # ---- other people's work --------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from safetensors.torch import load_file, save_file
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.arguments import parse_arguments
+from gpt2small_hf.publishing.push import publish
+from gpt2small_hf.publishing.secret_scan import fingerprint
+from gpt2small_hf.publishing.verify import codes
 from gpt2small_hf.runs.files import read_json, sha256, write_json, writing_alone
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import versions
 from gpt2small_hf.training.resume import write_manifest
-from upload.arguments import parse_arguments
-from upload.push import publish
-from upload.secret_scan import fingerprint
-from upload.verify import codes
 
 pytest_plugins = ["pushing"]
 slow = pytest.mark.slow

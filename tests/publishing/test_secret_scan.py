@@ -16,10 +16,8 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.report.tables import escaped
-from gpt2small_hf.runs.files import write_json, write_jsonl
-from upload.push import say_questions
-from upload.secret_scan import (
+from gpt2small_hf.publishing.push import say_questions
+from gpt2small_hf.publishing.secret_scan import (
     SHORTEST_TOKEN,
     allow_secrets,
     allowed_secrets,
@@ -29,8 +27,10 @@ from upload.secret_scan import (
     is_secret,
     secrets_in,
 )
-from upload.source import find
-from upload.stage import stage
+from gpt2small_hf.publishing.source import find
+from gpt2small_hf.publishing.stage import stage
+from gpt2small_hf.report.tables import escaped
+from gpt2small_hf.runs.files import write_json, write_jsonl
 
 # ---- the forms: made here, so that no file has one -----------------------------------------------------------------
 
@@ -428,7 +428,7 @@ def test_real_runs_have_no_secret(staged_run, chat_run, tmp_path):
     check_secrets(chat_run.root)
 
 
-@pytest.mark.parametrize("name", ["gpt2small_hf", "examples", "upload"])
+@pytest.mark.parametrize("name", ["gpt2small_hf", "examples", "docs"])
 def test_nothing_of_this_package_is_taken_for_a_secret(name, tmp_path):
     files = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / name, tmp_path / name, ignore=files)

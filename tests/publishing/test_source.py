@@ -12,12 +12,12 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf.convert import convert
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.arguments import check_source
+from gpt2small_hf.publishing.source import checkpoints, find
 from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.resume import write_manifest
-from upload.arguments import check_source
-from upload.source import checkpoints, find
 
 
 @pytest.fixture

@@ -21,20 +21,20 @@ from transformers import AutoTokenizer
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.arguments import parse_arguments
+from gpt2small_hf.publishing.card import render
+from gpt2small_hf.publishing.checks import CODE
+from gpt2small_hf.publishing.facts import Publication, linked_repositories
+from gpt2small_hf.publishing.license import License, write_license
+from gpt2small_hf.publishing.privacy import chat_questions, scrubbed, scrubbed_command
+from gpt2small_hf.publishing.push import publish
+from gpt2small_hf.publishing.secret_scan import is_secret
+from gpt2small_hf.publishing.source import find
+from gpt2small_hf.publishing.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, whole, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
-from upload.arguments import parse_arguments
-from upload.card import render
-from upload.checks import CODE
-from upload.facts import Publication, linked_repositories
-from upload.license import License, write_license
-from upload.privacy import chat_questions, scrubbed, scrubbed_command
-from upload.push import publish
-from upload.secret_scan import is_secret
-from upload.source import find
-from upload.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
 
 CODE_FILES = {"configuration_gpt2small.py", "cpu_linear.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}

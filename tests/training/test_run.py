@@ -18,6 +18,8 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError, UsageError
+from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
+from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.report.page import as_markdown, as_text
 from gpt2small_hf.report.tables import escaped, worse_line
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
@@ -27,8 +29,6 @@ from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import HeldOut
 from gpt2small_hf.training.material import draw_weights
 from gpt2small_hf.training.trainer import LanguageModelTrainer
-from upload.arguments import parse_arguments as push_arguments
-from upload.push import publish
 
 
 def test_a_run_leaves_every_file_it_promises(tiny_run):

@@ -25,13 +25,14 @@ from pygments.util import ClassNotFound
 
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.facts import Publication, facts
+from gpt2small_hf.publishing.source import Source
+from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
-from upload.facts import Publication, facts
-from upload.source import Source
-from upload.stage import is_loaded
+from gpt2small_hf.resources import resource
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "model_card.j2"
+TEMPLATE = resource("model_card.j2")
 
 
 def render(source: Source, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:

@@ -17,8 +17,7 @@ from typing import Any
 
 from gpt2small_hf.convert import convert
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import is_leftover, read_json, sha256, write_json
-from upload.checks import (
+from gpt2small_hf.publishing.checks import (
     CODE,
     INDEX,
     check_code,
@@ -32,9 +31,10 @@ from upload.checks import (
     code_files,
     weight_files,
 )
-from upload.license import TEXT
-from upload.privacy import chat_questions, public_ids, scrubbed, without_prompts
-from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.license import TEXT
+from gpt2small_hf.publishing.privacy import chat_questions, public_ids, scrubbed, without_prompts
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.runs.files import is_leftover, read_json, sha256, write_json
 
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt", "cpu_linear")
 

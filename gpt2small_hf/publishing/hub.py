@@ -38,11 +38,10 @@ from huggingface_hub.utils import (
 )
 
 from gpt2small_hf.errors import DoorError, UsageError
-from gpt2small_hf.runs.files import sha256
-from upload.arguments import ADDRESS, AuthError, token_in_use
-from upload.card import is_marked, is_untouched, only_metadata
-from upload.checks import git_blob
-from upload.client import (
+from gpt2small_hf.publishing.arguments import ADDRESS, AuthError, token_in_use
+from gpt2small_hf.publishing.card import is_marked, is_untouched, only_metadata
+from gpt2small_hf.publishing.checks import git_blob
+from gpt2small_hf.publishing.client import (
     SLOW,
     SLOWEST,
     TRANSIENT,
@@ -55,8 +54,9 @@ from upload.client import (
     silence,
     status_reason,
 )
-from upload.license import APACHE, License
-from upload.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
+from gpt2small_hf.publishing.license import APACHE, License
+from gpt2small_hf.publishing.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
+from gpt2small_hf.runs.files import sha256
 
 MAIN = "main"
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]

@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from upload.stranger import Request, chat_ids, digest, normalized
+from gpt2small_hf.publishing.isolated_load import Request, chat_ids, digest, normalized
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-STRANGER = Path(__file__).resolve().with_name("stranger.py")
+STRANGER = Path(__file__).resolve().with_name("isolated_load.py")
 ENOUGH_SECONDS = 3600.0  # some GB over a slow line, and a card that writes much on one core
 
 CHAT = [{"role": "user", "content": "What does pass do?"}]
@@ -338,7 +338,7 @@ def read_reference(folder: Path) -> Expected:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    import gpt2small_hf  # noqa: F401  # registers the classes
+    import gpt2small_hf.model  # noqa: F401  # registers the classes
 
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)

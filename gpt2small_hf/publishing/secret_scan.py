@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gpt2small_hf.errors import UsageError
-from upload.secret_values import is_secret_value
+from gpt2small_hf.publishing.secret_values import is_secret_value
 
 if TYPE_CHECKING:
     from kingfisher_sdk import Scanner

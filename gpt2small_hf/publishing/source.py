@@ -13,11 +13,11 @@ from typing import Any
 
 from gpt2small_hf.convert import convert, origin_of
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.resume import step_of, whole_checkpoints
-from upload.arguments import check_source
 
 OURS = "gpt2small"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

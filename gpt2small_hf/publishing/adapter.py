@@ -12,11 +12,11 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
+from gpt2small_hf.publishing.facts import Publication, published_base
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.stage import stage, write
 from gpt2small_hf.runs.files import read_json, sha256
-from upload.checks import WEIGHTS, check_finite, check_sizes
-from upload.facts import Publication, published_base
-from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
-from upload.stage import stage, write
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Loads a model, of a folder or Hub cache, with torch, transformers and what these need alone.
 
-python -I -S upload/stranger.py REQUEST.json
+python -I -S gpt2small_hf/publishing/isolated_load.py REQUEST.json
 
 `-I -S` leave sys.path with the standard library alone: no current folder, no site-packages, no .pth files and so no
 editable install. The request (`Request`) says what else may be imported, what to load and where the answer goes. What

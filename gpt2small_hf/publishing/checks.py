@@ -20,10 +20,10 @@ import gpt2small_hf.model
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
+from gpt2small_hf.publishing.source import Source
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import model_code
-from upload.source import Source
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_CHECKPOINTS = re.compile(

@@ -14,6 +14,7 @@ from huggingface_hub.utils import validate_repo_id
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import DoorError, UsageError
 from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.invocation import command
 
 # The Hub's identifiers, without those of other people's models.
 LICENSES = """
@@ -54,7 +55,7 @@ class AuthError(DoorError):
 def parse_arguments(words: list[str]) -> Namespace:
     """The command line. Raises: UsageError for what does not go together, or is no license, tag or repository."""
     parser = FlagParser(
-        prog="python upload/push.py",
+        prog=command("push"),
         description="Publish a model on the Hugging Face Hub: what is staged is checked as a stranger would use it, "
         "goes there in one commit, and is loaded from there again. Nothing is sent before all checks here are passed. "
         "A new repository is private. The token comes from HF_TOKEN or `hf auth login`.",
@@ -114,6 +115,7 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--no_verify", action="store_true", help="Do not load it from the Hub again; compare checksums alone.")
     add("--json", action="store_true", help="Print what published.json says, and all else on stderr.")
     (args,) = parser.fill(words)
+    args.words = words
     if args.REPO is None and not args.dry_run:
         raise UsageError("where to? Name the repository, USER/REPO, or look at what would be published with --dry_run.")
     if args.REPO is not None:

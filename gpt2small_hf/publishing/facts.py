@@ -19,6 +19,20 @@ from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
+from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files
+from gpt2small_hf.publishing.isolated_load import chat_ids
+from gpt2small_hf.publishing.license import TEXT, TEXT_OF_CODE, License
+from gpt2small_hf.publishing.privacy import (
+    hub_dataset,
+    hub_ids,
+    is_hub_id,
+    is_of_hub,
+    public_ids,
+    scrubbed,
+    scrubbed_command,
+)
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.stage import CHARTS
 from gpt2small_hf.report.page import (
     Ladder,
     held_out,
@@ -44,12 +58,6 @@ from gpt2small_hf.runs.records import Answer, DataSource, Resolved
 from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
-from upload.checks import check_sizes, modified_code, weight_files
-from upload.license import TEXT, TEXT_OF_CODE, License
-from upload.privacy import hub_dataset, hub_ids, is_hub_id, is_of_hub, public_ids, scrubbed, scrubbed_command
-from upload.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
-from upload.stage import CHARTS
-from upload.stranger import chat_ids
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""

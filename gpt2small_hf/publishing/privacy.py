@@ -15,12 +15,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from gpt2small_hf.publishing.secret_scan import is_secret
+from gpt2small_hf.resources import resource
 from gpt2small_hf.runs.layout import HUB_ID
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import DataSource, Resolved
-from upload.secret_scan import is_secret
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = resource("examples")
 HIDDEN = "…"
 """Instead of a host, an account or a credential."""
 

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
-APACHE = Path(__file__).resolve().parents[1] / "LICENSE"
+from gpt2small_hf.resources import resource
+
+APACHE = resource("LICENSE")
 TEXT, TEXT_OF_CODE = "LICENSE", "LICENSE-CODE"
 
 MIT = """MIT License

@@ -1,0 +1,1 @@
+"""A run to a repository on the Hub: stage, verify, send."""
