@@ -18,8 +18,8 @@ import tokenizers
 import torch
 from conftest import REPOSITORY, chats, processes, run_train, tiny_words
 
-from gpt2small_hf import commands
-from gpt2small_hf.errors import UsageError, open_door
+from gpt2small_hf.cli import main
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import (
     append_jsonl,
     is_leftover,
@@ -337,13 +337,13 @@ def test_commands_on_a_full_disk_name_the_file_and_leave_nothing(what, tiny_run,
     before = files_of(tmp_path)
     command, *rest = words
     with full_disk():
-        status = open_door(lambda: getattr(commands, command)(rest))
+        status = main([command, *rest])
     said = capsys.readouterr().err.splitlines()[-1]
     assert status == 2, said
     assert name in said
     assert "File too large" in said
     assert files_of(tmp_path) == before
-    assert open_door(lambda: getattr(commands, command)(rest)) == 0
+    assert main([command, *rest]) == 0
 
 
 def test_full_disk_is_named_with_the_file_that_was_written(tmp_path):
