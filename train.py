@@ -3,6 +3,8 @@
 import sys
 
 if __name__ == "__main__":
-    from gpt2small_hf.cli import main
-
+    try:
+        from gpt2small_hf.cli import main
+    except KeyboardInterrupt:  # importing takes time
+        sys.exit(130)
     sys.exit(main(["train", *sys.argv[1:]]))

@@ -190,7 +190,7 @@ def find_recipe(name: str, folder: Path = Path()) -> Path:
     Returns: its path; `folder / name` if there is no such recipe.
     """
     here, packaged = folder / name, _example(Path(name))
-    places = [place for path in (here, packaged) for place in (path, path.with_name(f"{path.name}.yaml"))]
+    places = [place for path in (here, packaged) for place in (path, path.parent / f"{path.name}.yaml")]
     return next((place for place in places if place.is_file()), here)
 
 
@@ -256,8 +256,8 @@ def find_recipes(folder: Path) -> dict[str, Path]:
 
     Raises: UsageError if there is no baseline.
     """
-    folder = folder if folder.is_dir() else _example(folder)
-    recipes = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    found = folder if folder.is_dir() else _example(folder)
+    recipes = {path.stem: path for path in sorted(found.glob("*.yaml"))}
     if BASELINE not in recipes:
         raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
     return {BASELINE: recipes.pop(BASELINE), **recipes}

@@ -40,5 +40,6 @@ def command(*words: str) -> str:
 def command_line() -> str:
     """Return the command line of this process, without the folder of the program."""
     program = {"gpt2small": ["gpt2small"], "-m": ["python", "-m", PACKAGE.name]}
+    program |= {name: ["python", script.as_posix()] for name, script in SCRIPTS.items()}
     default = ["python", Path(sys.argv[0]).name]
     return shlex.join([*program.get(entry_point() or "", default), *sys.argv[1:]])

@@ -24,7 +24,7 @@ from gpt2small_hf.invocation import command
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
 from gpt2small_hf.runs.files import locked
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.reader import Run, read_resolved
 from gpt2small_hf.training.arguments import ALTERNATIVES, check_sizes, parse_arguments
 from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.material import find_data, gather
@@ -153,7 +153,7 @@ def has_changed(job: Job, fingerprint: str) -> bool:
     """Whether what is in the run's folder was made with another recipe, seed or text."""
     if not job.folder.resolved.exists():
         return False
-    resolved = Run(job.folder).resolved
+    resolved = read_resolved(job.folder)
     then = (resolved.run.init_seed, resolved.trainer.seed, resolved.trainer.data_seed)
     # train.py compares the rows of a step, and the weights that it starts from, where these have only names.
     ignored = may_change(resolved) - PARTS_OF_A_STEP - {"init_from"}

@@ -37,6 +37,7 @@ def test_next_command_is_typed_as_this_one_was(how, monkeypatch):
         ("/opt/venv/bin/gpt2small", "gpt2small"),
         (PACKAGE / "__main__.py", "python -m gpt2small_hf"),
         (REPOSITORY / "train.py", "python train.py"),
+        (REPOSITORY / "upload" / "push.py", "python upload/push.py"),
         ("/srv/notebooks/mine.py", "python mine.py"),
     ],
 )

@@ -80,7 +80,7 @@ def test_recipe_of_the_package_is_found_by_name_unless_there_is_a_file(name, tmp
 
 def test_unknown_recipe_names_those_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("tinny", "/tiny.yaml", "../tiny.yaml"):
+    for name in ("tinny", "/tiny.yaml", "../tiny.yaml", ".", "/", ""):
         with pytest.raises(UsageError, match=r"Cannot read the recipe .*recipes of the package are .*gpt2-small.*tiny"):
             read_recipe(find_recipe(name))
 

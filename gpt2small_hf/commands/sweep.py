@@ -20,13 +20,11 @@ class SweepArguments:
 
     seeds: int = field(
         default=3,
-        metadata={
-            "help": "The baseline is run with so many initial-weight seeds, and each with so many training seeds."
-        },
+        metadata={"help": "Number of initial-weight seeds of the baseline, and of training seeds for each of them."},
     )
     seeds_per_intervention: int | None = field(
         default=None,
-        metadata={"help": "Every other recipe is run with so many pairs of seeds (1, 1), (2, 2), …; unset: 2."},
+        metadata={"help": "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2."},
     )
     n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
     output_dir: Path | None = field(
@@ -57,9 +55,9 @@ def main(words: list[str]) -> None:
         SweepArguments,
         prog=command("sweep"),
         usage=f"{command('sweep')} FOLDER [--flag value …]",
-        description="Run every recipe of a folder with several seeds, and say which changes of the held-out loss are "
-        f"larger than its noise. The folder has a {BASELINE}.yaml, which the others are compared with. When it was "
-        "stopped, the same command goes on.",
+        description="Run every recipe of a folder with several seeds, and list which changes of the held-out loss "
+        f"exceed its noise. The folder has a {BASELINE}.yaml, which the others are compared with. The same command "
+        "resumes an interrupted sweep.",
     )
     parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
     args, where = parser.fill(words)

@@ -12,6 +12,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
 from gpt2small_hf.publishing.facts import Publication, published_base
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
@@ -48,9 +49,10 @@ def find_base(source: Source, publication: Publication) -> Base:
                 f"checked. Download it: hf download {told.init_from}"
             ) from None
         return Base(told.init_from, found.name, _same(found, told.sha256))
+    first = command("push", str(path), "USER/REPO", "--public")
     raise UsageError(
         f"an adapter needs its base, and {path.name} is not public on the Hub as it was trained on. Publish the base "
-        f"first (push.py {path} USER/REPO --public), or publish the run, whose model has the adapter merged."
+        f"first ({first}), or publish the run, whose model has the adapter merged."
     )
 
 

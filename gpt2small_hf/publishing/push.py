@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.invocation import command
+from gpt2small_hf.resources import example_command
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -551,7 +551,7 @@ def finish(
     elif not first.is_adapter:
         context = read_json(first.folder / "config.json")["max_position_embeddings"]
         question = [examples(first.folder, context)[0]] if first.source.run else []
-        print(f"next: {shlex.join(['python', 'examples/use_from_hub.py', first.repo_id, *question])}")
+        print(f"next: {example_command('use_from_hub.py', first.repo_id, *question)}")
     return {**record, **linked(first), "others": records[1:]}
 
 

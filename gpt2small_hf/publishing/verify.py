@@ -1,6 +1,6 @@
 """A staged folder or a published repository → proof that a stranger can use it, and gets what was trained.
 
-A stranger (`stranger.py`, in a process that has not heard of this package) loads it, tries what must hold of any
+A stranger (`isolated_load.py`, in a process that has not heard of this package) loads it, tries what must hold of any
 published model, and runs the card's code. Its logits, token ids and chat are compared here with those of the model
 folder it was staged from. Nothing is staged or sent: that is `stage.py`'s and `hub.py`'s business.
 """
@@ -172,7 +172,7 @@ def visit(
 ) -> tuple[dict[str, Any], Tensor]:
     """Let a stranger load `where`, which messages call `what`, and run `blocks`.
 
-    Returns: its answer (what is in it, `stranger.py` shows), and the logits of `expected.ids`, (T, V).
+    Returns: its answer (what is in it, `isolated_load.py` shows), and the logits of `expected.ids`, (T, V).
     Raises: CheckError if a step fails.
     """
     import torch

@@ -26,11 +26,9 @@ class Run:
 
         Raises: UsageError if it is not a run folder, or a file in it is broken.
         """
-        if not folder.resolved.is_file():
-            raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
+        self.resolved = read_resolved(folder)
         self.folder = folder
         self.name = folder.root.resolve().name
-        self.resolved = Resolved.load(folder.resolved)
         self.metrics = _lines(folder.metrics)
         self.train = [row for row in self.metrics if "loss" in row]
         self.heldout = HeldOut.load(folder.heldout) if folder.finished else None
@@ -91,6 +89,13 @@ class Run:
         if self.heldout is None:
             return None
         return self.resolved.data.fingerprint, self.heldout.rows
+
+
+def read_resolved(folder: RunFolder) -> Resolved:
+    """Read the settings of a run alone. Raises: UsageError if it is not a run folder, or the file is broken."""
+    if not folder.resolved.is_file():
+        raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
+    return Resolved.load(folder.resolved)
 
 
 def logged_tokens(rows: Rows) -> int | None:

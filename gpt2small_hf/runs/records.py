@@ -1,5 +1,5 @@
 # pyright: strict
-"""Typed contents of the files that a run writes. No other module reads or writes their JSON keys.
+"""Typed contents of resolved.json, heldout.json and answers.jsonl. No other module reads or writes their JSON keys.
 
 A field has the name of its key, or the `key` of its metadata where a file's name for it has no unit. Keys that this
 version does not know are kept and written back. A file without `schema_version` is of version 0: the development

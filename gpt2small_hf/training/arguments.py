@@ -268,7 +268,7 @@ class RunArguments:
         default=None,
         metadata={
             "help": "Texts that the model continues, or in chat runs answers, greedily and sampled. Default: "
-            f"{PROMPT!r}; in chat runs the first held-out questions, which upload/push.py leaves out."
+            f"{PROMPT!r}; in chat runs the first held-out questions, which `push` does not publish."
         },
     )
     sample_all_checkpoints: bool = field(
@@ -354,7 +354,7 @@ class TrainerSettings(DeclaredTrainingArguments):
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide NaN losses from the log. Leave it off."}
     )
-    save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints to keep: the newest so many."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Maximum number of checkpoints to keep."})
     dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None, metadata={"help": "Pin rows in memory for faster copies to the GPU; unset: if there is one."}
     )
@@ -366,8 +366,8 @@ class TrainerSettings(DeclaredTrainingArguments):
     def __post_init__(self) -> None:
         if self.hub_token or self.push_to_hub:
             raise UsageError(
-                "a run is not pushed while it trains, and a token is never a flag. Publish it when it is finished, "
-                "checked and whole: python upload/push.py RUN USER/REPO"
+                "A run is not pushed during training, and a token is never a flag. Publish the finished run: "
+                f"{command('push', 'RUN', 'USER/REPO')}"
             )
         if isinstance(self.lr_scheduler_kwargs, str):
             try:

@@ -23,7 +23,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
-from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.reader import read_resolved
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.training.arguments import Arguments
 
@@ -241,13 +241,13 @@ def is_prepared_text(path: Path) -> bool:
 def settings_to_resume(run: RunFolder, args: Arguments) -> Resolved | None:
     """Return `resolved.json` of the run that this one resumes or branches from; None if it starts new."""
     if run.resolved.exists() and not args.run.overwrite:
-        return Run(run).resolved
+        return read_resolved(run)
     checkpoint = args.run.branch_from
     if checkpoint is None and args.run.resume not in ("auto", "never"):
         checkpoint = Path(args.run.resume)
     if checkpoint is None or not run_of(checkpoint).resolved.exists():
         return None
-    return Run(run_of(checkpoint)).resolved
+    return read_resolved(run_of(checkpoint))
 
 
 def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path | None:
@@ -268,12 +268,12 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path 
         if named in ("auto", "never"):
             return None
         theirs = run_of(Path(named))
-        if theirs.resolved.exists() and (lines := differences(Run(theirs).resolved, settings)):
+        if theirs.resolved.exists() and (lines := differences(read_resolved(theirs), settings)):
             raise UsageError(f"{named} is of a run with other settings: {'; '.join(lines)}. Leave them as they were.")
         return Path(named)
     if named == "never":
         raise UsageError(f"{run.root} holds a run. Go on with it (--resume auto), or begin again with --overwrite.")
-    before = Run(run).resolved
+    before = read_resolved(run)
     if lines := differences(before, settings):
         weights = run.root if run.finished else next(whole_checkpoints(run), None)
         longer = (
@@ -396,7 +396,7 @@ def check_branch(checkpoint: Path, args: Arguments, settings: Resolved) -> None:
 
     Raises: UsageError otherwise.
     """
-    if lines := differences(Run(run_of(checkpoint)).resolved, settings, BRANCHES_CHANGE):
+    if lines := differences(read_resolved(run_of(checkpoint)), settings, BRANCHES_CHANGE):
         raise UsageError(
             f"a branch has its run's settings, but for length and schedule; here differ {'; '.join(lines)}. "
             f"Use the recipe of {run_of(checkpoint).root}."

@@ -97,7 +97,7 @@ def test_a_merged_model_scores_the_same_and_keeps_its_code(published, adapted, r
     assert (merged(**rows).logits - model(**rows).logits).abs().max() < 1e-5
     code = {path.name for path in published.glob("*.py")}
     assert {path.name for path in (tmp_path / "merged").glob("*.py")} == code
-    assert len(code) == 3
+    assert len(code) == 4
 
 
 @pytest.mark.slow
