@@ -79,12 +79,13 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
     from gpt2small_hf.publishing.source import find
     from gpt2small_hf.runs.files import writing_alone
 
+    token = known_token()
     for flag, words in (
         ("message", [args.message]),
         ("contact", [args.contact]),
         ("developers", args.developers or []),
     ):
-        check_words(f"--{flag}", "\n".join(filter(None, words)))
+        check_words(f"--{flag}", "\n".join(filter(None, words)), token)
     source = find(args.RUN, args.tokenizer)
     if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")

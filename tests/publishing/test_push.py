@@ -791,8 +791,10 @@ def test_a_license_that_somebody_wrote_on_the_hub_is_not_written_over(hub, push,
     assert "has a LICENSE of its own" in done.refusal
 
 
-def test_a_token_in_the_title_of_the_commit_is_refused(push, run):
-    done = push(*QUICK, "--dry_run", "--message", f"with {SECRET}")
-    assert done.status == 2
-    assert done.refusal.startswith("--message holds what looks like a Hugging Face token")
-    assert SECRET not in done.err
+@pytest.mark.parametrize("flag", ["--message", "--contact", "--developers"])
+@pytest.mark.parametrize("secret", [SECRET, "my.own+token"])
+def test_flag_with_a_secret_or_the_token_in_use_is_refused(flag, secret, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "my.own+token")
+    with pytest.raises(UsageError, match=f"^{flag} holds what looks like (a|the) Hugging Face token") as refusal:
+        publish(parse_arguments(["runs/short", REPO, "--dry_run", flag, f"with {secret}"]))
+    assert secret not in str(refusal.value)
