@@ -98,7 +98,7 @@ def parse_arguments(words: list[str]) -> Namespace:
     add("--allow_modified_code", action="store_true", help="Publish model code that is neither this package's nor the "
         "code recorded in training. The card states it.")  # fmt: skip
     add("--allow_secret", nargs="+", action="extend", help="Fingerprints of values that look like secrets "
-        "and are not. A refusal prints them; tokens with a form of their own (hf_…) have none.")  # fmt: skip
+        "and are not. A refusal prints them; tokens with a provider's own form (hf_…, sk-…) have none.")  # fmt: skip
     add("--publish_chat_questions", action="store_true", help="Publish questions of the run's chats, with the "
         "model's answers: prompts that were taken from them because none were given, and the first held-out questions. "
         "Unset: they are left out.")  # fmt: skip

@@ -39,6 +39,8 @@ REPLACED = "betterleaks.generic-credential-uri"
 """A rule of Kingfisher that takes `https://user:password@host` of a manual for a secret; ours does not."""
 CONTEXT = 200
 """Bytes before and after a value that decide whether it is a secret."""
+OFFER = "[--allow_secret"
+"""In what is said of a value that the flag can allow."""
 MOST_PLACES = 5
 """Listed in a message."""
 MOST_TEXT = 2**22
@@ -191,7 +193,7 @@ def _findings(scanner: Scanner, content: bytes | Path) -> Iterator[tuple[str, di
         elif mark in allowed:
             allowed[mark] = True
         else:
-            yield f"{kind} [--allow_secret {mark} if it is not one]", one.location
+            yield f"{kind} {OFFER} {mark} if it is not one]", one.location
 
 
 def _scan(text: bytes) -> list[tuple[str, int]]:
@@ -199,9 +201,10 @@ def _scan(text: bytes) -> list[tuple[str, int]]:
     # Kingfisher's rules want a quote or space after most tokens, which Markdown and sentences do not give them.
     bare = re.sub(rb"[^\w\s./+=:@%&?~#\"'`-]", b" ", text)
     found: dict[int, str] = {}
-    for scanner, content in ((_ours(), text), (_theirs(), text), (_theirs(), bare)):
-        for what, place in _findings(scanner, content):
-            found.setdefault(place["line"], what)
+    scans = ((_ours(), text), (_theirs(), text), (_theirs(), bare))
+    hits = [hit for scanner, content in scans for hit in _findings(scanner, content)]
+    for what, place in sorted(hits, key=lambda hit: OFFER in hit[0]):  # none is offered where another rule refuses
+        found.setdefault(place["line"], what)
     return [(what, line) for line, what in sorted(found.items())]
 
 
