@@ -34,7 +34,8 @@ def main(words: list[str]) -> None:
     from gpt2small_hf.data.tokens import prepare
 
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
+    train = ("train", "--data_dir", str(folder), "--output_dir", str(Path("runs", folder.name)))
     if "validation" in read_meta(folder)["splits"]:
-        print(f"next: {command('train', '--data_dir', str(folder))}")
+        print(f"next: {command(*train)}")
     else:
-        print(f"next: {command('train', '--data_dir', str(folder), '--eval_strategy', 'no')} (no text is held out)")
+        print(f"next: {command(*train, '--eval_strategy', 'no')} (no text is held out)")

@@ -24,7 +24,7 @@ class SweepArguments:
     )
     seeds_per_intervention: int | None = field(
         default=None,
-        metadata={"help": "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2."},
+        metadata={"help": "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2, at most --seeds."},
     )
     n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
     output_dir: Path | None = field(

@@ -97,7 +97,7 @@ def find_template(template: str | None, tokenizer: PreTrainedTokenizerFast) -> s
             ) from None
     else:
         raise UsageError(
-            f"--template {template} is no name ({', '.join(TEMPLATES)}), no file and no Jinja. Give one of these."
+            f"--template {template} is neither a name ({', '.join(TEMPLATES)}) nor a file nor Jinja. Give one of these."
         )
     try:
         within(RENDER_SECONDS, lambda: render_jinja_template([[{"role": "user", "content": ""}]], chat_template=source))

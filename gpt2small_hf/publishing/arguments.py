@@ -144,14 +144,17 @@ def parse_arguments(words: list[str]) -> Namespace:
         )
     for code in args.language or []:
         if not LANGUAGE.fullmatch(code):
-            raise UsageError(f"--language {code} is no code of a language. Write en for English, de for German, …")
+            raise UsageError(f"--language {code} is not a language code. Write en for English, de for German, …")
     if args.license is not None and args.license not in LICENSES:
         near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
         hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
-        raise UsageError(f"--license {args.license} is none that the Hub knows. {hint}")
+        raise UsageError(f"--license {args.license} is not a license of the Hub. {hint}")
     for value in args.allow_secret or []:
         if not FINGERPRINT.fullmatch(value):
-            raise UsageError(f"--allow_secret {value}: give the 12 hexadecimal digits that the refusal prints.")
+            raise UsageError(
+                f"--allow_secret has a value of {len(value)} characters that is not a fingerprint. Give the 12 "
+                "hexadecimal digits, in lower case, that the refusal prints."
+            )
     check_license(args)
     check_credit(args)
     return args
@@ -223,7 +226,7 @@ def check_repo_id(repo_id: str) -> None:
     try:
         validate_repo_id(repo_id)
     except HFValidationError as error:
-        raise UsageError(f"{repo_id} is no name for a repository: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{repo_id} is not a repository name: {' '.join(str(error).split())}") from None
     if "/" not in repo_id:
         raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
 

@@ -177,7 +177,7 @@ class RunArguments:
     )
     tokens: int | None = field(
         default=None,
-        metadata={"help": "Train on so many tokens, rounded up to whole steps, in place of --max_steps."},
+        metadata={"help": "Total training tokens, rounded up to a whole number of steps. Replaces --max_steps."},
     )
     tokens_per_parameter: float | None = field(
         default=None,
@@ -206,7 +206,7 @@ class RunArguments:
     )
     max_bad_steps: int = field(
         default=20,
-        metadata={"help": "Stop after so many skipped steps in a row: spikes, and losses or gradients not finite."},
+        metadata={"help": "Stop after this number of skipped steps in a row: spikes, losses or gradients not finite."},
     )
     allow_high_initial_loss: bool = field(
         default=False,
@@ -225,21 +225,29 @@ class RunArguments:
     lora_rank: int | None = field(
         default=None,
         metadata={
-            "help": "Train two matrices of this rank beside each linear layer, and not the layers (Hu et al. 2021; "
-            "needs peft). The finished model has them merged; alone they lie in adapter/."
+            "help": "LoRA rank. The base weights are frozen (Hu et al. 2021; needs peft). The final model has the "
+            "adapter merged; adapter/ has it alone."
         },
     )
     lora_alpha: float | None = field(
-        default=None, metadata={"help": "What they add is scaled by this over the rank; unset: twice the rank."}
+        default=None,
+        metadata={
+            "help": "LoRA scaling: the adapter's output is multiplied by this over the rank; unset: twice the rank."
+        },
     )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before them while training."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the adapter's input during training."})
     max_answers: int = field(
         default=200,
-        metadata={"help": "Of chats: let the finished model answer so many held-out questions, and count which end."},
+        metadata={
+            "help": "Number of held-out prompts to answer after training, to report the share of answers that end "
+            "with a stop token (chat runs only)."
+        },
     )
     max_eval_samples: int | None = field(
         default=None,
-        metadata={"help": "Measure on the first so many held-out rows only. Compare runs on the same rows."},
+        metadata={
+            "help": "Maximum number of held-out rows to measure on: the first ones. Compare runs on the same rows."
+        },
     )
     num_threads: int | None = field(
         default=None,
@@ -596,7 +604,7 @@ def settle(args: Arguments) -> None:
     else:
         if other := [name for name in _TEXT_SOURCES if name in named]:
             raise UsageError(
-                f"--chat_data and --{other[0]} exclude each other: chats come with their model's tokenizer."
+                f"--chat_data cannot be combined with --{other[0]}: chats use the tokenizer of their base model."
             )
         if run.init_from is None:
             raise UsageError("--chat_data needs a model that can write already. Name one with --init_from.")

@@ -159,7 +159,9 @@ def find_data(args: Arguments) -> Path:
         return prepare(args.data, None)
     named = [name for name in ("text", "dataset", "validation_text", "tokenizer") if getattr(args.data, name)]
     if named:
-        raise UsageError(f"--data_dir and --{named[0]} exclude each other: a prepared folder has text and tokenizer.")
+        raise UsageError(
+            f"--data_dir cannot be combined with --{named[0]}: the prepared folder contains both text and tokenizer."
+        )
     read_meta(args.run.data_dir)
     if args.run.overwrite and args.run.data_dir.resolve().is_relative_to(args.run.output_dir.resolve()):
         raise UsageError(f"{args.run.data_dir} lies in the run folder that --overwrite replaces. Move it out.")

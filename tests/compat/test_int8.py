@@ -36,5 +36,5 @@ def test_eight_bit_weights_cost_little_and_a_saved_copy_is_the_same_model(publis
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         stored = [file.get_tensor(name).dtype for name in file.keys() if "layers.0.mlp.up_proj" in name]  # noqa: SIM118
     assert torch.int8 in stored
-    assert len(list(tmp_path.glob("*.py"))) == 3
+    assert len(list(tmp_path.glob("*.py"))) == 4
     assert loss(AutoModelForCausalLM.from_pretrained(tmp_path), published) == after

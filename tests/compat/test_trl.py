@@ -96,4 +96,4 @@ print("LOSSES", json.dumps([entry["loss"] for entry in trainer.state.log_history
     found = json.loads(done.stdout.split("LOSSES ")[1])
     assert found[0] == pytest.approx(0.6931, abs=1e-3)  # log 2: both models still agree
     assert found[-1] < 0.6
-    assert len(list((tmp_path / "checkpoint-6").glob("*.py"))) == 3
+    assert len(list((tmp_path / "checkpoint-6").glob("*.py"))) == 4

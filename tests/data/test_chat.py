@@ -522,8 +522,8 @@ CHATML_IN_WORDS = CHATML.replace("eos_token", "'<|im_end|>'")
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ("chatlm", r"^--template chatlm is no name \(chatml, llama2, alpaca\), no file and no Jinja"),
-        ("nowhere.jinja", r"nowhere\.jinja is no name .* no file"),
+        ("chatlm", r"^--template chatlm is neither a name \(chatml, llama2, alpaca\) nor a file nor Jinja"),
+        ("nowhere.jinja", r"nowhere\.jinja is neither a name .* nor a file"),
         (UNMARKED, r"does not mark what the assistant says.*\{% generation %\} before an answer.*--template chatml"),
         (CHATML + "{% if %}", r"the chat template is no Jinja: .*Correct it"),
         (CHATML.replace("{% endgeneration %}", ""), r"is no Jinja: .*endgeneration"),

@@ -117,7 +117,7 @@ def test_without_flags_it_reads_the_python_documentation(
     monkeypatch.chdir(tmp_path)
     main([])
     out = capsys.readouterr().out
-    folder = Path(re.search(r"^next: .*train --data_dir (\S+)$", out, re.MULTILINE)[1])  # type: ignore[index]
+    folder = Path(re.search(r"^next: .*train --data_dir (\S+) --output_dir runs/\S+$", out, re.MULTILINE)[1])  # type: ignore[index]
     meta = read_meta(folder)
     assert folder.name == f"python-docs-{meta['fingerprint'][:8]}"
     assert meta["tokenizer"]["vocab_size"] == 1024

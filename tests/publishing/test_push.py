@@ -140,7 +140,7 @@ def done_title(run: RunFolder) -> str:
 def test_the_same_command_again_sends_nothing_and_makes_no_commit(hub, push, run):
     first, second = push(*QUICK), push(*QUICK)
     assert (first.status, second.status) == (0, 0)
-    assert "17 files sent, 0 removed" in first.out
+    assert "18 files sent, 0 removed" in first.out
     assert "nothing to send: all files are there already" in second.out
     assert len(hub.landed) == 2
     assert len(asked(hub, "/commit/")) == len(asked(hub, "/tag/")) == 1
@@ -379,7 +379,7 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
     [
         ("runs/short", "where to? Name the repository, USER/REPO, or look at what would be published with --dry_run."),
         ("runs/short tiny", "tiny lacks the account it belongs to. Write USER/tiny."),
-        ("runs/short you/ti--ny", "you/ti--ny is no name for a repository: "),
+        ("runs/short you/ti--ny", "you/ti--ny is not a repository name: "),
         ("runs/short you/tiny --private --public", "--public: not allowed with argument --private"),
         ("runs/short you/tiny --revision next --all_checkpoints", "not allowed with argument --revision"),
         ("runs/short you/tiny --create_pr --revision next", "not allowed with argument --create_pr"),
@@ -401,9 +401,9 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --code_only --replace", "--code_only keeps all weights, and --replace removes those of"),
         (
             "runs/short you/tiny --license apache",
-            "--license apache is none that the Hub knows. Did you mean apache-2.0?",
+            "--license apache is not a license of the Hub. Did you mean apache-2.0?",
         ),
-        ("runs/short you/tiny --license Ours", "is none that the Hub knows. "),
+        ("runs/short you/tiny --license Ours", "is not a license of the Hub. "),
         ("runs/short you/tiny --license other", "--license other needs --license_name, and --license_link or "),
         ("runs/short you/tiny --license other --license_name a", "and --license_link or --license_file."),
         (
@@ -417,7 +417,10 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --license mit --license_name a", "describe --license other. Add it, or leave them out."),
         ("runs/short you/tiny --license mit --license_file gone", "--license_file gone cannot be read (No such file"),
         ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
-        ("runs/short you/tiny --allow_secret hunter22", "--allow_secret hunter22: give the 12 hexadecimal digits that"),
+        (
+            "runs/short you/tiny --allow_secret hunter22",
+            "--allow_secret has a value of 8 characters that is not a fingerprint. Give the 12 hexadecimal digits",
+        ),
         ("runs/short you/tiny --developers a{b", "--developers 'a{b': use one line of text without"),
         ("runs/short you/tiny --contact https://ada:pw@host", "--contact: the card is public, so leave user, password"),
         ("runs/short you/tiny --contact Ask<https://ada:pw@host>", "--contact: the card is public, so leave user"),
