@@ -33,8 +33,8 @@ RULES = Path(__file__).with_name("secrets.yml")
 BINARY = {".safetensors", ".png"}
 SHORTEST_TOKEN = 8
 """Characters: a shorter one is not a token, and may be part of any text."""
-APART = "\n" * 4
-"""Between two strings that are scanned as one text: more than any rule skips."""
+APART = "\n" * 9
+"""Between two strings that are scanned as one text: more than any rule of `secrets.yml` skips."""
 REPLACED = "betterleaks.generic-credential-uri"
 """A rule of Kingfisher that takes `https://user:password@host` of a manual for a secret; ours does not."""
 CONTEXT = 200
@@ -96,7 +96,8 @@ def check_secrets(
         places: dict[str, list[str]] = {}
         for what, where in secrets_in(path, token):
             places.setdefault(what, []).append(f"{name} ({where})")
-        for what in places if path.name != "README.md" else places.keys() - found.keys():
+        is_card = path.name == "README.md"
+        for what in [what for what in places if not (is_card and what in found)]:
             found.setdefault(what, []).extend(places[what])
     if found:
         listed, rest = [], MOST_PLACES

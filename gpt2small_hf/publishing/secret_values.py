@@ -17,7 +17,9 @@ FREQUENT = frozenset(
 )
 """The 180 most frequent letter pairs: 91 % of the pairs in English books and in Python code, 27 % of random ones."""
 UNUSUAL_PAIRS = 5
-"""Least number of them in a random value: 99.98 % of random values of 12 letters and digits have so many."""
+"""Least number of unusual pairs in a random value. `is_random` finds 99.87 % of random values of 12 letters and digits,
+and 99.0 % of those of 12 lower-case letters and digits (measured with 400,000 values each).
+"""
 UNUSUAL_PAIRS_OF_LETTERS = 7
 """The same for letters of one case, of which `psychologist` and `subscribed` have five."""
 PASSPHRASE = 16
@@ -59,6 +61,7 @@ def is_credential(value: str, before: str, after: str) -> bool:
 
     Of keys and tokens a random value is, anywhere. A password may also be a number, a word with a digit or a special
     character in it, or a passphrase; in a sentence (`The password: hunter22 is weak.`) a word with a number is not.
+    Text that continues with another assignment (`… user: bob`) is not a sentence.
 
     Args:
         value: what was matched.
@@ -76,7 +79,7 @@ def is_credential(value: str, before: str, after: str) -> bool:
     if re.search(r"[A-Za-z0-9][!@#%^+?]+[A-Za-z0-9]", bare):
         return True
     is_sentence = re.search(r":\*{0,2}\s+$", name["between"]) and (
-        re.match(r"[,;)]*[ \t]+\w", after) or re.search(r"secret:\s+$", before, re.IGNORECASE)
+        re.match(r"[,;)]*[ \t]+(?![\w-]+\s?[:=])\w", after) or re.search(r"secret:\s+$", before, re.IGNORECASE)
     )
     if is_sentence or re.search(r"\bis\s+$", before):
         return False

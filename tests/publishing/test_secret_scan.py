@@ -18,6 +18,7 @@ from conftest import REPOSITORY
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.push import say_questions
 from gpt2small_hf.publishing.secret_scan import (
+    APART,
     SHORTEST_TOKEN,
     allow_secrets,
     allowed_secrets,
@@ -27,6 +28,7 @@ from gpt2small_hf.publishing.secret_scan import (
     is_secret,
     secrets_in,
 )
+from gpt2small_hf.publishing.secret_values import is_random
 from gpt2small_hf.publishing.source import find
 from gpt2small_hf.publishing.stage import stage
 from gpt2small_hf.report.tables import escaped
@@ -374,6 +376,35 @@ def test_files_that_the_card_quotes_are_scanned_where_they_are(tmp_path):
         check_secrets(tmp_path / "staged", quoted=[samples])
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("netrc in a line", "bearer", "basic", "AWS secret key in a profile", "Weights & Biases login"),
+        *("Docker login", "Kaggle", "password in quotes", "API key"),
+    ],
+)
+def test_name_and_value_in_two_strings_are_not_a_secret(form):
+    name, _, value = FORMS[form].rpartition(" ")
+    assert is_secret(f"{name}\n  {value}")
+    assert not is_secret(f"{name}{APART}{value}")
+
+
+def test_kinds_in_a_refusal_have_the_order_of_their_places(tmp_path):
+    """Also those of a card, whatever PYTHONHASHSEED is: six kinds have 720 orders."""
+    listed = ["Stripe", "Slack bot", "Google API", "AWS access key", "GitHub p", "Hugging Face"]
+    (tmp_path / "README.md").write_text("\n".join(FORMS[form] for form in listed))
+    with pytest.raises(UsageError) as refused:
+        check_secrets(tmp_path)
+    assert re.findall(r"line (\d)", str(refused.value)) == ["1", "2", "3", "4", "5"]
+
+
+@pytest.mark.parametrize(("letters", "share"), [(WORD, 0.9987), (LOWER + string.digits, 0.99)])
+def test_share_of_random_values_that_are_recognised_is_as_stated(letters, share):
+    draw = random.Random(1)
+    values = ["".join(draw.choices(letters, k=12)) for _ in range(10_000)]
+    assert sum(map(is_random, values)) / len(values) == pytest.approx(share, abs=0.003)
+
+
 def test_title_with_a_secret_is_refused():
     check_words("--message", "Publish tiny step 2,500 (held-out loss 3.141)")
     for secret in FORMS.values():
@@ -473,7 +504,10 @@ def test_placeholder_word_or_identifier_is_not_taken_for_a_secret(text):
 
 @pytest.mark.parametrize(
     "text",
-    ["The password: kQ82mzXp41vT is strong.", "password=hunter22 is weak.", "password: hunter22", "pwd=12345678"],
+    [
+        *("The password: kQ82mzXp41vT is strong.", "password=hunter22 is weak.", "password: hunter22", "pwd=12345678"),
+        *("password: Summer2024 user: bob", "password: Summer2024, db_host = db1", "**Password:** Summer2024 user=bob"),
+    ],
 )
 def test_random_value_in_a_sentence_and_assigned_word_are_found(text):
     assert is_secret(text)
