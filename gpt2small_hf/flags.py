@@ -210,9 +210,12 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
             raise UsageError(f"the recipe {path} is a pipe. Save it as a file.")
         recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
+        packaged = sorted(each.stem for each in resource("examples").glob("*.yaml"))
+        near = difflib.get_close_matches(path.stem, packaged, 1)
+        from_where = f" {above[-1]} extends it." if above else ""
         raise UsageError(
-            f"Cannot read the recipe {path} ({error.strerror}). The working folder is {Path.cwd()}; the recipes of the "
-            f"package are {', '.join(sorted(each.stem for each in resource('examples').glob('*.yaml')))}."
+            f"Cannot read the recipe {path} ({error.strerror}).{from_where} The working folder is {Path.cwd()}; the "
+            f"recipes of the package are {', '.join(packaged)}.{f' Did you mean {near[0]}?' if near else ''}"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None

@@ -83,6 +83,11 @@ def test_unknown_recipe_names_those_of_the_package(tmp_path, monkeypatch):
     for name in ("tinny", "/tiny.yaml", "../tiny.yaml", ".", "/", ""):
         with pytest.raises(UsageError, match=r"Cannot read the recipe .*recipes of the package are .*gpt2-small.*tiny"):
             read_recipe(find_recipe(name))
+    with pytest.raises(UsageError, match=r"Did you mean tiny\?$"):
+        read_recipe(find_recipe("tinny"))
+    Path("mine.yaml").write_text("extends: other.yaml\n")
+    with pytest.raises(UsageError, match=r"Cannot read the recipe other\.yaml \(.*\)\. .*mine\.yaml extends it\."):
+        read_recipe(Path("mine.yaml"))
 
 
 def test_recipes_that_extend_each_other_are_refused_and_so_is_one_that_is_not_there(tmp_path):
