@@ -564,7 +564,7 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(
         ("--max_length 65 --seq_len 64", "--max_length is 65, but a row has 64 tokens. Raise --seq_len."),
         ("--max_length 1", "--max_length is 1. Give 2 or more."),
         ("--max_length 4", "nothing is left to learn from"),
-        ("--template none", "--template none is no name"),
+        ("--template none", "--template none is neither a name"),
         ("--tokenizer nowhere/at_all", "no tokenizer nowhere/at_all"),
         ("--html page", "--html page is not the name of a page. Name a file that ends with .html."),
         ("--html .", "--html . is not the name of a page"),
