@@ -136,7 +136,7 @@ def test_a_schedule_without_a_lowest_rate_gets_none():
 
 def test_help_describes_every_flag(capsys):
     with pytest.raises(SystemExit) as stopped:
-        parse("--help")
+        parse("--help_all")
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     for flag in ("--output_dir", "--text", "--vocab_size", "--hidden_size", "--learning_rate", "--seed"):
