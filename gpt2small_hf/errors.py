@@ -78,7 +78,7 @@ def open_door(main: Callable[[], None]) -> int:
     except BrokenPipeError:  # whoever read along has seen enough: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
-    except OSError as error:  # a folder that may not be written, a full disk: nothing in our code can mend these
+    except OSError as error:  # a folder that may not be written, a full disk: no fix is in our code
         if error.errno not in _USERS_TO_MEND:
             raise
         print(

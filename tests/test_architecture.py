@@ -29,7 +29,7 @@ MAY_IMPORT = {  # docs/architecture.md explains the order
     },
 }
 MAY_IMPORT["publishing"] = MAY_IMPORT["training"] | {"training", "convert", "peft_targets"}
-COMMANDS = REPOSITORY / PACKAGE / "commands"  # may import every room
+COMMANDS = REPOSITORY / PACKAGE / "commands"  # may import every package
 FILES = sorted(path for path in (REPOSITORY / PACKAGE).glob("*/*.py") if path.parent != COMMANDS)
 
 

@@ -1,7 +1,7 @@
 """Publish a model: what was checked, in one commit or not at all.
 
-arguments → source (which model) → stage (with checks) → facts, card → privacy (no secrets) → verify (a stranger loads
-it) → hub (one commit) → verify from there → tag → public. Each is a file beside this one.
+arguments → source (which model) → stage (with checks) → facts, card → privacy (no secrets) → verify (in an isolated
+process) → hub (one commit) → verify from there → tag → public. Each is a file beside this one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Plan:
     tag: str | None = None
     files: Files = field(default_factory=dict)
     checked: dict[str, Any] = field(default_factory=dict)
-    """What the stranger found in the staged folder."""
+    """What the isolated process found in the staged folder."""
 
     @property
     def repo_id(self) -> str:
@@ -133,7 +133,7 @@ def publish_plans(args: Namespace, plans: list[Plan], before: dict[str, Any]) ->
     check_alone(plans)
     print()
     if args.dry_run:
-        return foretell(args, plans)
+        return print_plans(args, plans)
 
     hub = Hub()
     remotes = [look(hub, args, one, before) for one in plans]
@@ -320,7 +320,7 @@ def prepare(args: Namespace, one: Plan) -> None:
 
 
 def check_alone(plans: list[Plan]) -> None:
-    """Load each staged folder as a stranger would, unless these very bytes were already. Raises: UsageError."""
+    """Load each staged folder in an isolated process, unless these very bytes were already. Raises: UsageError."""
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.publishing.adapter import fill_cache, find_base
     from gpt2small_hf.publishing.stage import read_record, remember
@@ -365,14 +365,14 @@ def load_isolated(one: Plan, where: str | Path, cache: Path, revision: str | Non
 
 
 def told(found: Checked, one: Plan) -> str:
-    """What a stranger found, in words."""
+    """What the isolated process found, as text."""
     same = "bit for bit" if found.logit_difference == 0 else f"to {found.logit_difference:.1e}"
     ran = f"{found.n_codes} code blocks ran"
     what = "torch, transformers and peft" if one.is_adapter else "torch and transformers"
     return f"works with {what} alone: logits equal {same}, {ran} ({found.seconds:.0f} s)"
 
 
-def foretell(args: Namespace, plans: list[Plan]) -> dict[str, Any]:
+def print_plans(args: Namespace, plans: list[Plan]) -> dict[str, Any]:
     """Print what would happen. Returns: the same as a record."""
     from gpt2small_hf.report.tables import console_table
 

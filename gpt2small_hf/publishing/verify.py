@@ -1,6 +1,6 @@
 """A staged folder or a published repository → proof that a stranger can use it, and gets what was trained.
 
-A stranger (`isolated_load.py`, in a process that has not heard of this package) loads it, tries what must hold of any
+An isolated process without this package (`isolated_load.py`) loads it, tries what must hold of any
 published model, and runs the card's code. Its logits, token ids and chat are compared here with those of the model
 folder it was staged from. Nothing is staged or sent: that is `stage.py`'s and `hub.py`'s business.
 """

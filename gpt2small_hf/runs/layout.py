@@ -50,7 +50,7 @@ class RunFolder:
 
     @property
     def model(self) -> Path:
-        """Final weights, config, code and tokenizer: what a stranger loads."""
+        """Final weights, config, code and tokenizer: what is published."""
         return self.root / "model"
 
     @property

@@ -1,6 +1,6 @@
 """One run: text or prepared rows → a run folder with a model that loads anywhere, its measure and its chart.
 
-Assembles the other rooms around HF's `Trainer`. Settings come from `arguments.py`, file names from `runs/layout.py`.
+Assembles the other packages around HF's `Trainer`. Settings come from `arguments.py`, file names from `runs/layout.py`.
 """
 
 from __future__ import annotations
