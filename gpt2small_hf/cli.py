@@ -11,7 +11,7 @@ import importlib
 import sys
 from functools import partial
 
-from gpt2small_hf.errors import UsageError, open_door
+from gpt2small_hf.errors import UsageError, run_command
 from gpt2small_hf.invocation import command
 
 COMMANDS = {  # name → module, help
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: the command's name and what follows it. None: those of this process.
     """
-    return open_door(partial(run, sys.argv[1:] if argv is None else argv))
+    return run_command(partial(run, sys.argv[1:] if argv is None else argv))
 
 
 def run(words: list[str]) -> None:

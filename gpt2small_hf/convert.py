@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.resources import example_command
-from gpt2small_hf.runs.files import give_usual_permissions, is_leftover, read_json, whole, write_json, writing_alone
+from gpt2small_hf.runs.files import (
+    atomic_write,
+    exclusive_writer,
+    is_leftover,
+    read_json,
+    set_default_permissions,
+    write_json,
+)
 from gpt2small_hf.runs.layout import RunFolder
 
 if TYPE_CHECKING:
@@ -55,7 +62,7 @@ def convert(
     print(f"source   {describe(source)}")
     words = load_words(source, tokenizer)
     try:
-        with writing_alone(dst.resolve()), whole(dst.resolve()) as unfinished:
+        with exclusive_writer(dst.resolve()), atomic_write(dst.resolve()) as unfinished:
             check_destination(dst, where, overwrite=overwrite)  # another process may have written it by now
             source.build(to).save_pretrained(unfinished)
             told = provenance(source, src if where is None else origin_of(where))
@@ -65,7 +72,7 @@ def convert(
                 words.save_pretrained(unfinished)
                 if to == "gpt2":
                     use_tokenizer_class_of_transformers_4(unfinished / "tokenizer_config.json")
-            give_usual_permissions(unfinished)
+            set_default_permissions(unfinished)
             difference = check(source, unfinished)
     except OSError as error:
         raise UsageError(f"{dst} cannot be written ({error.strerror or error}). Name another folder.") from None

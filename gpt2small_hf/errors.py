@@ -8,26 +8,26 @@ import sys
 from collections.abc import Callable
 
 
-class DoorError(Exception):
+class CommandError(Exception):
     """An end that is no fault of the code. Doors print it as one line, after `word`, and exit with `status`."""
 
     word = "error"
     status = 1
 
 
-class UsageError(DoorError):
+class UsageError(CommandError):
     """Something the user can fix; the line says what, why and what to do."""
 
     status = 2
 
 
-class RunStoppedError(DoorError):
+class RunStoppedError(CommandError):
     """Training that cannot go on: it no longer learns, or cannot be saved."""
 
     word, status = "stopped", 3
 
 
-class RunInterruptedError(DoorError):
+class RunInterruptedError(CommandError):
     """Training that a signal ended, after it was saved."""
 
     word = "interrupted"
@@ -37,7 +37,7 @@ class RunInterruptedError(DoorError):
         self.status = 128 + signal
 
 
-_USERS_TO_MEND = {
+_USER_FIXABLE = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -58,13 +58,13 @@ def disk_is_full(error: BaseException) -> bool:
     return any(word in str(error) for word in words)
 
 
-def say(line: str) -> None:
+def print_stderr(line: str) -> None:
     """One line on stderr, once: where several processes run the same, they end for the same reason."""
     if int(os.environ.get("RANK", "0")) == 0:
         print(line, file=sys.stderr)
 
 
-def open_door(main: Callable[[], None]) -> int:
+def run_command(main: Callable[[], None]) -> int:
     """Run a command's `main` and turn what a user can fix into one line on stderr.
 
     Returns: the exit status. 0 done, 2 bad input, 128 + n ended by signal n, others as the command says. Errors of the
@@ -72,14 +72,14 @@ def open_door(main: Callable[[], None]) -> int:
     """
     try:
         main()
-    except DoorError as error:
-        say(f"{error.word}: {error}")
+    except CommandError as error:
+        print_stderr(f"{error.word}: {error}")
         return error.status
     except BrokenPipeError:  # whoever read along has seen enough: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
     except OSError as error:  # a folder that may not be written, a full disk: no fix is in our code
-        if error.errno not in _USERS_TO_MEND:
+        if error.errno not in _USER_FIXABLE:
             raise
         print(
             f"error: {error.filename2 or error.filename or 'the disk'}: {error.strerror}. Choose another place.",
@@ -87,7 +87,7 @@ def open_door(main: Callable[[], None]) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        say("interrupted.")
+        print_stderr("interrupted.")
         return 130
     except Exception as error:  # tokenizers, safetensors and PyTorch have errors of their own for a full disk
         if not disk_is_full(error):

@@ -232,10 +232,12 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     above, lower = (*above, path.resolve()), find_recipe(str(base), path.parent)
     if lower.resolve() in above:
         raise UsageError(f"{path} extends {base}, which extends it. Leave one of the two out.")
-    return laid_over(read_recipe(lower, alternatives, above), recipe, alternatives)
+    return merge_recipes(read_recipe(lower, alternatives, above), recipe, alternatives)
 
 
-def laid_over(lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()) -> dict[str, Any]:
+def merge_recipes(
+    lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()
+) -> dict[str, Any]:
     """`lower` with the settings of `upper`, and without what those replace."""
     beaten = {name for group in alternatives if group & upper.keys() for name in group}
     return {key: value for key, value in lower.items() if key not in beaten} | upper

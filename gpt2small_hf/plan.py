@@ -16,8 +16,8 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.arguments import Arguments, check_sizes
-from gpt2small_hf.training.material import gather
-from gpt2small_hf.training.resume import is_whole, steps_of_branch
+from gpt2small_hf.training.inputs import build_run_inputs
+from gpt2small_hf.training.resume import is_complete, steps_of_branch
 
 if TYPE_CHECKING:
     from gpt2small_hf.commands.plan import PlanArguments
@@ -31,13 +31,13 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     """
     n_devices = plan.n_devices or max(1, torch.cuda.device_count())
     is_ready = args.run.init_from is not None or args.run.data_dir is not None
-    material = gather(args, n_devices) if is_ready else None
-    if args.run.branch_from is not None and not is_whole(args.run.branch_from):
+    inputs = build_run_inputs(args, n_devices) if is_ready else None
+    if args.run.branch_from is not None and not is_complete(args.run.branch_from):
         raise UsageError(f"--branch_from {args.run.branch_from} is not a whole checkpoint: name a folder of a run's.")
-    if material is not None:
-        config, seq_len, tokens_a_row = material.config, material.rows.seq_len, material.rows.tokens_per_row
+    if inputs is not None:
+        config, seq_len, tokens_a_row = inputs.config, inputs.rows.seq_len, inputs.rows.tokens_per_row
         vocab_size, whence = config.vocab_size, f"({args.run.init_from or args.run.data_dir})"
-        one_pass = budget.one_pass(len(material.rows), args.trainer, n_devices)
+        one_pass = budget.one_pass(len(inputs.rows), args.trainer, n_devices)
     else:
         seq_len = tokens_a_row = check_sizes(args)
         vocab_size, whence = vocabulary(args)
@@ -52,8 +52,8 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
         total = budget.steps_for(tokens, per_step)
     elif args.trainer.max_steps > 0:
         total = args.trainer.max_steps
-    elif material is not None:
-        total = budget.steps_of_epochs(len(material.rows), args.trainer, n_devices)
+    elif inputs is not None:
+        total = budget.steps_of_epochs(len(inputs.rows), args.trainer, n_devices)
     else:
         raise UsageError(
             "the length of this run is unknown, because its text is not prepared yet. Pass --max_steps, --tokens or "
@@ -63,10 +63,10 @@ def describe(args: Arguments, plan: PlanArguments) -> str:
     steps = total if args.run.branch_from is None else steps_of_branch(args.run.branch_from, total)
     seen = steps * per_step
     prepared = None
-    if material is not None and one_pass is not None:
+    if inputs is not None and one_pass is not None:
         seen = round((one_pass.rows_in(total) - one_pass.rows_in(total - steps)) * tokens_a_row)
-        there = round(len(material.rows) * tokens_a_row)
-        prepared = f"{there:,} tokens in {len(material.rows):,} rows, {seen / there:.1f} passes"
+        there = round(len(inputs.rows) * tokens_a_row)
+        prepared = f"{there:,} tokens in {len(inputs.rows):,} rows, {seen / there:.1f} passes"
     a_token = budget.flops_per_token(config, seq_len, args.run.lora_rank)
     up_to = "up to " if args.chat.chat_data else ""
     facts = {

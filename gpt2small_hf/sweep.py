@@ -27,7 +27,7 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run, read_resolved
 from gpt2small_hf.training.arguments import ALTERNATIVES, check_sizes, parse_arguments
 from gpt2small_hf.training.callbacks import duration
-from gpt2small_hf.training.material import find_data, gather
+from gpt2small_hf.training.inputs import build_run_inputs, find_data
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
 
 if TYPE_CHECKING:
@@ -127,9 +127,9 @@ def prepare(jobs: dict[Path, Job]) -> dict[Path, str]:
     for recipe, job in jobs.items():
         args = parse_arguments(job.words, recipe)
         if args.run.init_from is not None:
-            material = gather(args)
-            seq_len, fingerprints[recipe] = material.rows.seq_len, material.data["fingerprint"]
-            measures = material.heldout is not None
+            inputs = build_run_inputs(args)
+            seq_len, fingerprints[recipe] = inputs.rows.seq_len, inputs.data["fingerprint"]
+            measures = inputs.heldout is not None
         else:
             source = repr((args.run.data_dir, args.data))
             seq_len = check_sizes(args)

@@ -16,7 +16,7 @@ import pytest
 from conftest import REPOSITORY
 from transformers import Trainer
 
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 OURS = {"gpt2small_hf", "upload", "train"}
 
@@ -72,7 +72,7 @@ PRIVATE_METHODS = {  # of transformers' Trainer, that training/trainer.py overri
 
 
 def test_overridden_private_methods_of_the_trainer_are_listed():
-    private = {name for name in vars(LanguageModelTrainer) if name.startswith("_") and not name.startswith("__")}
+    private = {name for name in vars(CausalLMTrainer) if name.startswith("_") and not name.startswith("__")}
     assert {name for name in private if hasattr(Trainer, name)} == PRIVATE_METHODS.keys()
     decisions = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert [name for name in PRIVATE_METHODS if f"`{name}`" not in decisions] == []

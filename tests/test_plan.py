@@ -10,7 +10,7 @@ from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
 
 from gpt2small_hf.commands.plan import main
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import without_flags
@@ -203,7 +203,7 @@ def test_prepared_text_is_counted_in_rows_and_passes(prepared, tmp_path, capsys)
     (recipe := tmp_path / "empty.yaml").write_text("")
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, "--per_device_train_batch_size", "4"]
     text = " ".join(planned([*words, "--num_train_epochs", "2"], capsys)["text"])
-    n_rows = len(TokenDataset(prepared, "train", 32))
+    n_rows = len(TextDataset(prepared, "train", 32))
     assert text == f"{n_rows * 32:,} tokens in {n_rows} rows, 2.0 passes"
     with pytest.raises(UsageError, match="the length of this run is unknown"):
         main([str(recipe)])

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat import BATCH, Encoded, encode
 from gpt2small_hf.data.conversations import Conversation, Message, counted
-from gpt2small_hf.data.packing import pack_whole
+from gpt2small_hf.data.packing import pack_unsplit
 from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
@@ -62,7 +62,7 @@ class ChatDataset(RowDataset):
     """Rows of whole conversations, with labels that are -100 for all but what is to be learned.
 
     `packing` says how:
-    - `best_fit`: several to a row, as `packing.pack_whole` chooses; `position_ids` start again at 0 with each, and the
+    - `best_fit`: several to a row (`packing.pack_unsplit`); `position_ids` start again at 0 with each, and the
       model keeps apart what they part.
     - `padding`: one to a row; `collate` fills the rows of a batch up to the longest.
 
@@ -133,7 +133,7 @@ class ChatDataset(RowDataset):
         """Put the conversations into rows, as `packing` says."""
         packed = packing == "best_fit"
         self.packing = packing
-        self.rows = pack_whole(self.lengths, self.seq_len) if packed else [[n] for n in range(len(self.encoded))]
+        self.rows = pack_unsplit(self.lengths, self.seq_len) if packed else [[n] for n in range(len(self.encoded))]
         """The numbers of each row's conversations."""
 
     def _nothing_left(self, limit: int, overlong: str) -> str:

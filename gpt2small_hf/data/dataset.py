@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data.arguments import PACKINGS
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.encoding import token_bytes
-from gpt2small_hf.data.meta import DAMAGED, check_whole, read_meta
+from gpt2small_hf.data.meta import DAMAGED, check_complete, read_meta
 from gpt2small_hf.data.packing import (
     BEST_FIT_VERSION,
     best_fit,
@@ -28,7 +28,7 @@ from gpt2small_hf.data.packing import (
 from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.data.shards import OFFSET
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import whole
+from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import DataFolder
 
 BLOCK = 4_000_000
@@ -43,7 +43,7 @@ def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
     return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
 
 
-class TokenDataset(RowDataset):
+class TextDataset(RowDataset):
     """Rows of `seq_len` tokens made from one split's token stream. No token is read before a row is asked for.
 
     `packing` says how:
@@ -73,7 +73,7 @@ class TokenDataset(RowDataset):
         if packing not in PACKINGS:
             raise UsageError(f"there is no packing {packing!r}. Set --packing to one of {', '.join(PACKINGS)}.")
         meta = read_meta(folder)
-        check_whole(folder, meta)
+        check_complete(folder, meta)
         if split not in meta["splits"]:
             raise UsageError(
                 f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
@@ -212,7 +212,7 @@ class TokenDataset(RowDataset):
         self.open()
 
 
-def stream_blocks(rows: TokenDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
+def stream_blocks(rows: TextDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
     """Yield the first `most` tokens of a split's stream in blocks that overlap by some."""
     end = min(rows.n_tokens, most)
     for start in range(0, end, BLOCK):
@@ -237,7 +237,7 @@ def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
         return found
     index = best_fit(np.diff(documents), seq_len).astype("<i8")
     try:
-        with whole(path) as temporary, temporary.open("wb") as file:
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.save(file, np.append(index, zlib.crc32(index.data, made_from)))
     except OSError:  # a folder of someone else, a full disk
         return index

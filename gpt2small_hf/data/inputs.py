@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.meta import check_whole, read_meta
+from gpt2small_hf.data.meta import check_complete, read_meta
 from gpt2small_hf.data.sources import Source, source_name
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
@@ -72,5 +72,5 @@ def already_made(
             f"{folder.root} was prepared from other inputs. They differ in {', '.join(changes)}. "
             "Choose another --output_dir, or pass --overwrite to replace it."
         )
-    check_whole(folder.root, meta)
+    check_complete(folder.root, meta)
     return True

@@ -32,7 +32,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder} {what}. Make one: {command('prepare', '--text', 'FILES', '--output_dir', str(folder))}")
 
 
-def check_whole(folder: Path, meta: dict[str, Any]) -> None:
+def check_complete(folder: Path, meta: dict[str, Any]) -> None:
     """See that every file `meta` speaks of is there at its full size.
 
     Raises: UsageError naming the first that is not.

@@ -71,7 +71,7 @@ def best_fit(lengths: np.ndarray, seq_len: int) -> np.ndarray:
     return np.concatenate([np.array(ends, np.int64) + len(ends), documents])
 
 
-def pack_whole(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+def pack_unsplit(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
     """Put whole pieces into rows of at most `seq_len` tokens: the longest first, each where it leaves the least room.
 
     This is best-fit decreasing, which needs at most 11/9 of the fewest rows possible, and four (Johnson 1974).

@@ -28,14 +28,14 @@ from gpt2small_hf.data.arguments import (
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation, counted, describe_source, find_places, read_places
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import as_flags
 from gpt2small_hf.invocation import command
-from gpt2small_hf.runs.files import read_json, whole
+from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
 
 SAMPLE_CHARACTERS = 5_000_000
@@ -62,7 +62,7 @@ def preview(names: list[str], args: PreviewArguments, chat: ChatFlags, *, ids: b
     print(as_text(rows, tokenizer, numbers, ids=ids, color=color))
     if args.html is not None:
         title = f"What is learned from {', '.join(names)}"
-        with whole(args.html) as temporary:
+        with atomic_write(args.html) as temporary:
             page = as_html(rows, tokenizer, numbers, ids=ids, title=title, facts=facts)
             temporary.write_text(page, encoding="utf-8")
         print(f"wrote {args.html}")
@@ -75,7 +75,7 @@ def _is_prepared(name: str) -> bool:
 
 def _open_text(
     names: list[str], args: PreviewArguments, chat: ChatFlags
-) -> tuple[TokenDataset, PreTrainedTokenizerFast, Facts, str]:
+) -> tuple[TextDataset, PreTrainedTokenizerFast, Facts, str]:
     """The rows of a prepared folder, its tokenizer, what is said of them, and the command that trains on them."""
     if len(names) > 1:
         prepared = next(filter(_is_prepared, names))
@@ -91,7 +91,7 @@ def _open_text(
     folder, split, packing = Path(names[0]).expanduser(), args.split or "train", args.packing or "stream"
     meta = read_meta(folder)
     counts = meta["splits"].get(split, {"tokens": TEXT_SEQ_LEN})
-    rows = TokenDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, counts["tokens"]), packing=packing)
+    rows = TextDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, counts["tokens"]), packing=packing)
     vocabulary = meta["tokenizer"]
     documents = counted(counts["documents"], "document")
     if meta.get("held_out") == "tails":

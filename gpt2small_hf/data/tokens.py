@@ -36,15 +36,15 @@ from gpt2small_hf.data.sources import Source, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import (
+    atomic_write,
+    exclusive_writer,
     is_leftover,
-    put_in_place,
     read_json,
     remove,
+    replace_path,
     sha256,
     sync,
-    whole,
     write_json,
-    writing_alone,
 )
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.runs.provenance import made_by
@@ -73,7 +73,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
         print(f"{folder.root} is already prepared from the same inputs.")
         return folder.root
-    with writing_alone(folder.root):
+    with exclusive_writer(folder.root):
         unfinished = folder.unfinished()
         built = is_built(unfinished, fingerprint)
         if built:  # killed before it got its name
@@ -89,7 +89,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
             meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by().to_json()}
             write_json(unfinished.meta, meta)
         unfinished.progress.unlink(missing_ok=True)
-        put_in_place(unfinished.root, folder.root, is_filled_in_part=built and not folder.meta.exists())
+        replace_path(unfinished.root, folder.root, is_partly_moved=built and not folder.meta.exists())
         sync(folder.root.parent, contents=False)
     print(summary(folder, meta))
     return folder.root
@@ -123,7 +123,7 @@ def build(
         # Each entry joins at least two bytes. The trainer reserves memory for as many entries as it is asked for.
         n_entries = min(args.new_vocab_size, SMALLEST_VOCABULARY + TRAINING_SAMPLE_BYTES)
         made = tokenizer or train_tokenizer(sample(sources["train"], holdout), n_entries)
-        with whole(folder.tokenizer) as temporary:
+        with atomic_write(folder.tokenizer) as temporary:
             made.save_pretrained(temporary)
     encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids
     if args.trains_tokenizer and encoder.vocab_size < args.new_vocab_size:

@@ -14,7 +14,7 @@ from rich.progress import track
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from gpt2small_hf.data.dataset import TokenDataset, stream_blocks
+from gpt2small_hf.data.dataset import TextDataset, stream_blocks
 from gpt2small_hf.data.rows import IGNORED, RowDataset
 from gpt2small_hf.runs.records import Measures
 
@@ -61,7 +61,7 @@ def unigram_losses(train: RowDataset, heldout: RowDataset, *, vocab_size: int) -
     return nats[heldout.supervised_tokens()]
 
 
-def seen_in_training(train: TokenDataset, heldout: TokenDataset, *, length: int = OVERLAP_TOKENS) -> np.ndarray:
+def seen_in_training(train: TextDataset, heldout: TextDataset, *, length: int = OVERLAP_TOKENS) -> np.ndarray:
     """Which predicted tokens end `length` tokens in a row that stand so in the first 100 million training tokens.
 
     Returns: bool, shape (rows, seq_len - 1).
@@ -114,7 +114,7 @@ def standard_error(losses: np.ndarray, rows: RowDataset) -> float | None:
     return float(math.sqrt(n / (n - 1) * (off**2).sum()) / sizes.sum())
 
 
-def _predicted(rows: TokenDataset, stream: np.ndarray) -> np.ndarray:
+def _predicted(rows: TextDataset, stream: np.ndarray) -> np.ndarray:
     return stream.reshape(len(rows), rows.seq_len)[:, 1:]
 
 

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from gpt2small_hf.data.conversations import counted
-from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.invocation import command
 
@@ -46,7 +46,7 @@ MOST_NAMED = 5
 """Folders listed in a message."""
 
 
-class AuthError(DoorError):
+class AuthError(CommandError):
     """The Hub does not know the token, or does not let it do this."""
 
     status = 3

@@ -37,7 +37,7 @@ from huggingface_hub.utils import (
     hf_raise_for_status,
 )
 
-from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing.arguments import ADDRESS, AuthError, token_in_use
 from gpt2small_hf.publishing.card import is_marked, is_untouched, only_metadata
 from gpt2small_hf.publishing.checks import git_blob
@@ -67,13 +67,13 @@ OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 """Model types that a push publishes, or published under another name."""
 
 
-class UploadError(DoorError):
+class UploadError(CommandError):
     """The push failed. Running the same command again continues it."""
 
     status = 4
 
 
-class VerifyError(DoorError):
+class VerifyError(CommandError):
     """What is on the Hub is not what was staged, or a stranger cannot use it. Nothing was tagged or made public."""
 
     status = 5

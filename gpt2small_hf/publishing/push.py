@@ -77,7 +77,7 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
     from gpt2small_hf.publishing.privacy import chat_questions
     from gpt2small_hf.publishing.secret_scan import check_words
     from gpt2small_hf.publishing.source import find
-    from gpt2small_hf.runs.files import writing_alone
+    from gpt2small_hf.runs.files import exclusive_writer
 
     token = known_token()
     for flag, words in (
@@ -120,7 +120,7 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
             "not asked",
             f"whether {', '.join(named)} can be seen by everybody: a push names private ones by their last part",
         )
-    with writing_alone(plans[0].folder):
+    with exclusive_writer(plans[0].folder):
         return publish_plans(args, plans, before)
 
 
@@ -276,10 +276,10 @@ def prepare(args: Namespace, one: Plan) -> None:
     from gpt2small_hf.publishing.facts import copyright_of
     from gpt2small_hf.publishing.license import write_license
     from gpt2small_hf.publishing.secret_scan import check_secrets
-    from gpt2small_hf.runs.files import whole
+    from gpt2small_hf.runs.files import atomic_write
 
     native, known = one.publication.native, stage.read_record(one.folder)
-    with whole(one.folder) as folder:
+    with atomic_write(one.folder) as folder:
         if native:
             stage.stage_native(args.output_dir or one.source.place.staged, folder)
         else:
@@ -310,7 +310,7 @@ def prepare(args: Namespace, one: Plan) -> None:
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
         stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
     page = stage.page_of(one.folder)
-    with whole(page) as temporary:
+    with atomic_write(page) as temporary:
         temporary.write_text(card.page(text, one.folder.name), encoding="utf-8")
     say("staged", f"{one.folder}: {len(one.files)} files, {one.size}; no secrets, card finished")
     then = known.get("files", {})

@@ -17,7 +17,7 @@ from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.training.resume import step_of, whole_checkpoints
+from gpt2small_hf.training.resume import complete_checkpoints, step_of
 
 OURS = "gpt2small"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -90,7 +90,7 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
 
 def checkpoints(run: RunFolder) -> list[Source]:
     """All checkpoints of a run that are whole, by step."""
-    return sorted((of_checkpoint(path, run) for path in whole_checkpoints(run)), key=lambda source: source.step or 0)
+    return sorted((of_checkpoint(path, run) for path in complete_checkpoints(run)), key=lambda source: source.step or 0)
 
 
 def of_checkpoint(path: Path, run: RunFolder) -> Source:
@@ -128,7 +128,7 @@ def _of_run(folder: RunFolder) -> Source:
         raise UsageError(f"{folder.model} does not exist: the run's model was taken away. Publish a checkpoint of it.")
     if run.heldout is not None:
         return Source(run.name, folder.model, folder.root, folder, run, _kept_step(run))
-    newest = next(whole_checkpoints(folder), None)
+    newest = next(complete_checkpoints(folder), None)
     if newest is None:
         raise UsageError(f"{folder.root} is not finished and has no checkpoint. Train on: its command goes on.")
     return of_checkpoint(newest, folder)
@@ -149,7 +149,7 @@ def _kept_step(run: Run) -> int:
         return run.heldout.step
     if not run.resolved.trainer.load_best_model_at_end:
         return run.step
-    newest = next(whole_checkpoints(run.folder), None)
+    newest = next(complete_checkpoints(run.folder), None)
     if newest is not None:  # a step that was measured and not saved is not kept
         best = read_json(newest / "trainer_state.json").get("best_model_checkpoint")
         return int(Path(best).name.rpartition("-")[2]) if best else step_of(newest)

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gpt2small_hf.runs.files import read_jsonl, whole
+from gpt2small_hf.runs.files import atomic_write, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import HeldOut, Resolved
 
@@ -57,7 +57,7 @@ def draw_charts(run: RunFolder) -> list[Path]:
     for name, figure in figures.items():
         if figure is not None:
             _finish(figure, run, resolved, rows[-1]["step"])
-            with whole(run.chart(name), flush=False) as temporary:  # it can be drawn again
+            with atomic_write(run.chart(name), flush=False) as temporary:  # it can be drawn again
                 figure.savefig(temporary, format="png")
             drawn.append(run.chart(name))
     return drawn

@@ -28,7 +28,7 @@ from gpt2small_hf.report.tables import (
     worse_line,
 )
 from gpt2small_hf.resources import example_command
-from gpt2small_hf.runs.files import read_json, whole
+from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.reader import Run
 
 MOST_RUNGS = 8
@@ -43,7 +43,7 @@ def write_reports(runs: Sequence[Run]) -> None:
     wrote = []
     for run in runs:
         charts = draw_charts(run.folder)
-        with whole(run.folder.report) as temporary:
+        with atomic_write(run.folder.report) as temporary:
             temporary.write_text(as_markdown(run, charts), encoding="utf-8")
         wrote.append(f"wrote {run.folder.report} and {len(charts)} charts")
         print(f"{as_text(run)}\n")

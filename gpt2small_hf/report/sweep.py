@@ -44,7 +44,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
-from gpt2small_hf.runs.files import whole, write_json
+from gpt2small_hf.runs.files import atomic_write, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
@@ -318,10 +318,10 @@ def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
         f"![difference of each run from the baseline]({folder.chart.name})",
     ]
     page += [markdown_table(header, rows, text), "\n".join(f"- {escaped(sentence)}" for sentence in sentences)]
-    with whole(folder.table) as temporary:
+    with atomic_write(folder.table) as temporary:
         temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
     figure = draw(results)
-    with whole(folder.chart) as temporary:
+    with atomic_write(folder.chart) as temporary:
         figure.savefig(temporary, format="png")
     console = console_table(header[:-1], [row[:-1] for row in rows], text[:-1])
     return "\n".join(["", console, "", *sentences, "", f"wrote {folder.table}, {folder.results}, {folder.chart}"])

@@ -23,7 +23,7 @@ from gpt2small_hf.errors import UsageError, disk_is_full
 
 
 @contextmanager
-def whole(path: Path, *, flush: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, flush: bool = True) -> Iterator[Path]:
     """Yield a temporary name beside `path`; give the file or folder written there its real name if nothing was raised.
 
     So what exists is whole, with `flush` also after a power cut. A file or folder of the same name is replaced.
@@ -37,7 +37,7 @@ def whole(path: Path, *, flush: bool = True) -> Iterator[Path]:
         yield temporary
         if flush:
             sync(temporary)
-        put_in_place(temporary, path)
+        replace_path(temporary, path)
         if flush:
             sync(path.parent, contents=False)
     except Exception as error:
@@ -51,11 +51,11 @@ def whole(path: Path, *, flush: bool = True) -> Iterator[Path]:
         remove(temporary)
 
 
-def put_in_place(finished: Path, path: Path, *, is_filled_in_part: bool = False) -> None:
+def replace_path(finished: Path, path: Path, *, is_partly_moved: bool = False) -> None:
     """Give a finished file or folder its name. What had that name is replaced.
 
     A folder that cannot be renamed is emptied and filled, each time the file last that marks it as complete. A call
-    that was killed after the first part is repeated with `is_filled_in_part`.
+    that was killed after the first part is repeated with `is_partly_moved`.
     """
     if not path.is_dir():
         finished.replace(path)
@@ -66,7 +66,7 @@ def put_in_place(finished: Path, path: Path, *, is_filled_in_part: bool = False)
         finished.rename(path)
         shutil.rmtree(aside)
     else:
-        for old in [] if is_filled_in_part else sorted(path.iterdir(), key=_marks_complete):
+        for old in [] if is_partly_moved else sorted(path.iterdir(), key=_marks_complete):
             if old != finished and old.name != ".lock":
                 remove(old)
         for new in sorted(finished.iterdir(), key=_marks_complete):
@@ -108,7 +108,7 @@ def _beside(path: Path, kind: str) -> str:
 
 
 def is_leftover(path: Path, of: Path | None = None) -> bool:
-    """Whether a name is one that `whole` gives to what is not complete, of any path or of this one."""
+    """Whether a name is one that `atomic_write` gives to what is not complete, of any path or of this one."""
     return path.name.startswith(f".{of.name}." if of else ".") and path.name.endswith((".tmp", ".old"))
 
 
@@ -164,7 +164,7 @@ def locked(path: Path, refusal: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing_alone(folder: Path) -> Iterator[None]:
+def exclusive_writer(folder: Path) -> Iterator[None]:
     """Keep other processes from writing `folder` during the block. Raises: UsageError if one does."""
     path = lock_of(folder)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,7 +188,7 @@ def remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def give_usual_permissions(folder: Path) -> None:
+def set_default_permissions(folder: Path) -> None:
     """Give the weights in a model folder the mode of other new files: safetensors lets only the owner read them.
 
     The folder's configuration (`config.json` or `adapter_config.json`) is a file with the usual mode.
@@ -211,7 +211,7 @@ def finite(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all; non-finite numbers become null."""
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(
             json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8"
         )
@@ -271,7 +271,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as JSON Lines, whole or not at all."""
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.touch()
         for row in rows:
             append_jsonl(temporary, row)

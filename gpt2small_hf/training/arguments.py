@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpt2small_hf.data.arguments import CHAT_PACKINGS, PACKINGS, ChatArguments, PrepareArguments
 from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, find_recipe, laid_over, read_recipe
+from gpt2small_hf.flags import FlagParser, as_flags, as_yaml, extended, find_recipe, merge_recipes, read_recipe
 from gpt2small_hf.invocation import command
 from gpt2small_hf.resources import resource
 from gpt2small_hf.runs.files import parse_json
@@ -612,7 +612,7 @@ def settle(args: Arguments) -> None:
             raise UsageError(f"--packing {run.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
         if length := named & {"tokens", "tokens_per_parameter"}:
             raise UsageError(f"--{length.pop()} is of text. For chats give --num_train_epochs or --max_steps.")
-        # `material.py` sets what is left unset here once it knows how many chats there are.
+        # `inputs.py` sets what is left unset here once it knows how many chats there are.
         if (
             "load_best_model_at_end" not in named
             and args.trainer.eval_strategy == args.trainer.save_strategy == "epoch"
@@ -714,7 +714,7 @@ def given(words: list[str]) -> set[str]:
 def under_flags(recipe: dict[str, Any], words: list[str]) -> dict[str, Any]:
     """The recipe less what a flag replaces: flags win, and of two texts or two lengths of training one stands."""
     names = given(words)
-    kept = laid_over(recipe, dict.fromkeys(names), ALTERNATIVES)
+    kept = merge_recipes(recipe, dict.fromkeys(names), ALTERNATIVES)
     if "data_dir" in names:  # a prepared folder has its text and its tokenizer
         kept = {key: value for key, value in kept.items() if key not in {f.name for f in fields(PrepareArguments)}}
     if names & {"data_dir", "text", "dataset"}:  # in place of a recipe's chats

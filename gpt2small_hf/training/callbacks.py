@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.trainer_utils import SaveStrategy
 
-from gpt2small_hf.errors import RunInterruptedError, say
+from gpt2small_hf.errors import RunInterruptedError, print_stderr
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
@@ -122,7 +122,7 @@ class Samples(TrainerCallback):
         """Write the samples of this step, unless they are there or the step has none."""
         if not samples_are_due(args, state, every=self.all_checkpoints):
             return
-        model = whole_model(kwargs["model"])
+        model = unsharded_model(kwargs["model"])
         if not state.is_world_process_zero:
             return
         if self.path.exists() and any(row["step"] == state.global_step for row in read_jsonl(self.path)):
@@ -158,7 +158,7 @@ def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool
     return every or nearest % stride == 0
 
 
-def whole_model(model: nn.Module) -> Any:
+def unsharded_model(model: nn.Module) -> Any:
     """The model as it is, with adapters if it has some, or gathered from its shards; every rank must ask."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
@@ -186,7 +186,7 @@ class Charts(TrainerCallback):
             self.drawn = time.perf_counter()
 
 
-class StopWhenRising(TrainerCallback):
+class EarlyStopping(TrainerCallback):
     """End training once the held-out loss was not the lowest `patience` times in a row.
 
     It asks the log alone, so a run that was resumed stops where it would have.
@@ -208,7 +208,9 @@ class StopWhenRising(TrainerCallback):
             control.should_training_stop = True
             if state.is_world_process_zero:
                 times = "" if self.patience == 1 else f" {self.patience} times in a row"
-                say(f"step {state.global_step:,}: the held-out loss was not the lowest{times}; training ends here.")
+                print_stderr(
+                    f"step {state.global_step:,}: the held-out loss was not the lowest{times}; training ends here."
+                )
 
 
 class StopOnSignal(TrainerCallback):

@@ -24,7 +24,7 @@ HISTORY, ENOUGH = 128, 32
 
 
 @dataclass
-class Guard:
+class GradientGuard:
     """Judges steps one after the other, alike on all ranks."""
 
     spike_factor: float

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import counted
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.completions import encode_prompts
@@ -30,7 +30,7 @@ from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.schedules import rates
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 Batch = dict[str, Tensor]
 
@@ -59,7 +59,7 @@ class Check:
 
 
 def preflight(
-    trainer: LanguageModelTrainer,
+    trainer: CausalLMTrainer,
     *,
     rows: RowDataset,
     heldout: RowDataset | None,
@@ -141,7 +141,7 @@ def show(checks: Sequence[Check], *, everything: bool = True) -> None:
 
 
 @contextmanager
-def _no_trace(trainer: LanguageModelTrainer, model: nn.Module) -> Iterator[None]:
+def _no_trace(trainer: CausalLMTrainer, model: nn.Module) -> Iterator[None]:
     """Dropout off, and no waiting for other ranks; afterwards everything as it was, and no gradients."""
     modes = [(module, module.training) for module in model.modules()]
     averaged = trainer.args.average_tokens_across_devices
@@ -166,7 +166,7 @@ def _no_trace(trainer: LanguageModelTrainer, model: nn.Module) -> Iterator[None]
 # ---- the data ----------------------------------------------------------------------------------------------------
 
 
-def _batches(trainer: LanguageModelTrainer, rows: RowDataset) -> dict[int, Batch]:
+def _batches(trainer: CausalLMTrainer, rows: RowDataset) -> dict[int, Batch]:
     """Rows evenly spread over a set, by number, each as the batch of one that the collator makes of it."""
     n = min(len(rows), ROWS_LOOKED_AT)
     return {row: trainer.data_collator([rows[row]]) for row in np.linspace(0, len(rows) - 1, n).astype(int).tolist()}
@@ -177,7 +177,7 @@ def _supervised(batch: Batch) -> Tensor:
     return batch["labels"][:, 1:] != -100
 
 
-def _text(trainer: LanguageModelTrainer, rows: RowDataset) -> Check:
+def _text(trainer: CausalLMTrainer, rows: RowDataset) -> Check:
     tokenizer = trainer.processing_class
     if tokenizer is None:
         return Check("first row", "note", "there is no tokenizer to read it with.")
@@ -214,9 +214,7 @@ def _labels(looked_at: dict[str, dict[int, Batch]]) -> Iterator[Check]:
             yield Check(f"{name} labels", "ok", f"{share:.1%} of the tokens in {len(counts):,} rows are learned from")
 
 
-def _some_rows(
-    trainer: LanguageModelTrainer, rows: RowDataset, looked_at: dict[int, Batch], device: torch.device
-) -> Batch:
+def _some_rows(trainer: CausalLMTrainer, rows: RowDataset, looked_at: dict[int, Batch], device: torch.device) -> Batch:
     """A batch of two to four rows that have labels; of the first row one label alone, so that their numbers differ."""
     with_labels = [row for row, batch in looked_at.items() if _supervised(batch).any()]
     n = max(2, min(4, trainer.args.per_device_train_batch_size, 2048 // rows.seq_len))
@@ -250,7 +248,7 @@ def _initial_loss(model: GPT2SmallForCausalLM, loss: float, is_high_allowed: boo
     return Check("initial loss", "fail", f"{found}: {cause}")
 
 
-def _count(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batch: Batch, mean: float) -> Check:
+def _count(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch, mean: float) -> Check:
     """Whether the Trainer's divisor is the number of labels that the model's own mean is over."""
     counted = trainer._get_num_items_in_batch([batch], model.device)
     if counted is None:
@@ -270,7 +268,7 @@ def _count(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batch: Ba
     )
 
 
-def _loss_and_norm(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batches: list[Batch]) -> list[float]:
+def _loss_and_norm(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batches: list[Batch]) -> list[float]:
     """Loss and gradient norm of a step's micro-batches, as the Trainer adds them up. Leaves the gradients."""
     model.zero_grad(set_to_none=True)
     counted = trainer._get_num_items_in_batch(batches, model.device)
@@ -284,9 +282,7 @@ def _loss_and_norm(trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, b
     return [total, float(norm)]
 
 
-def _accumulation_and_gradients(
-    trainer: LanguageModelTrainer, model: GPT2SmallForCausalLM, batch: Batch
-) -> Iterator[Check]:
+def _accumulation_and_gradients(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch) -> Iterator[Check]:
     n = len(batch["labels"])
     one_by_one = [{name: tensor[i : i + 1] for name, tensor in batch.items()} for i in range(n)]
     apart = _loss_and_norm(trainer, model, one_by_one)
@@ -438,14 +434,14 @@ def _tied(model: GPT2SmallForCausalLM) -> Check:
 # ---- the run -----------------------------------------------------------------------------------------------------
 
 
-def _precision(trainer: LanguageModelTrainer) -> Iterator[Check]:
+def _precision(trainer: CausalLMTrainer) -> Iterator[Check]:
     """Only of a precision that the device does not compute in."""
     if trainer.args.fp16 and trainer.args.device.type == "cpu":  # Accelerate has float16 for GPUs alone
         says = "--fp16 does nothing on a CPU: training is in float32, without loss scaling. 16-bit products: --bf16"
         yield Check("precision", "note", says)
 
 
-def _decay(trainer: LanguageModelTrainer, model: nn.Module) -> Check:
+def _decay(trainer: CausalLMTrainer, model: nn.Module) -> Check:
     names = set(trainer.get_decay_parameter_names(model))
     trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
     decayed = [n for name, n in trained.items() if name in names]
@@ -457,7 +453,7 @@ def _decay(trainer: LanguageModelTrainer, model: nn.Module) -> Check:
     return Check("weight decay", "ok", says)
 
 
-def _rate(trainer: LanguageModelTrainer, total_steps: int) -> Check:
+def _rate(trainer: CausalLMTrainer, total_steps: int) -> Check:
     share, peak = rates(trainer.args, total_steps), trainer.args.learning_rate
     warmup = trainer.args.get_warmup_steps(total_steps)
     if share is None:
@@ -489,9 +485,7 @@ def _passes(rows: RowDataset, total_steps: int, tokens_per_step: int) -> Check:
     return Check("tokens", "note" if wanted > there else "ok", says)
 
 
-def _disk(
-    trainer: LanguageModelTrainer, model: nn.Module, total_steps: int, folder: Path, free_bytes: int | None
-) -> Check:
+def _disk(trainer: CausalLMTrainer, model: nn.Module, total_steps: int, folder: Path, free_bytes: int | None) -> Check:
     args = trainer.args
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     one_pass = budget.one_pass(len(trainer.train_dataset), args, args.world_size)  # pyright: ignore[reportArgumentType]
@@ -509,13 +503,13 @@ def _disk(
 def _seen(rows: RowDataset, heldout: RowDataset | None) -> Check:
     if isinstance(rows, ChatDataset) and isinstance(heldout, ChatDataset):
         return _repeated(rows, heldout)
-    if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
+    if isinstance(rows, TextDataset) and isinstance(heldout, TextDataset):
         return _overlap(rows, heldout)
     says = "none: all of the data is trained on, so the loss on new data stays unknown."
     return Check("held-out data", "note", says)
 
 
-def _prompts(trainer: LanguageModelTrainer, model: nn.Module, prompts: Sequence[str], *, chat: bool) -> Check:
+def _prompts(trainer: CausalLMTrainer, model: nn.Module, prompts: Sequence[str], *, chat: bool) -> Check:
     """Whether prompts leave the half of the context in which samples are written."""
     half = model.config.max_position_embeddings // 2  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
     lengths = [len(ids) for ids in encode_prompts(trainer.processing_class, list(prompts), chat=chat)]  # pyright: ignore[reportArgumentType]
@@ -551,7 +545,7 @@ def _cut(rows: ChatDataset) -> Check:
     return Check("long chats", "ok", f"{cut:,} of {counts.conversations:,} lost turns or were left out")
 
 
-def _steps(trainer: LanguageModelTrainer, rows: ChatDataset, total_steps: int) -> Check:
+def _steps(trainer: CausalLMTrainer, rows: ChatDataset, total_steps: int) -> Check:
     says = f"{total_steps:,} in all, of {counted(trainer.args.per_device_train_batch_size, 'row')} on each device"
     if total_steps >= FEW_STEPS:
         return Check("steps", "ok", says)
@@ -563,7 +557,7 @@ def _steps(trainer: LanguageModelTrainer, rows: ChatDataset, total_steps: int) -
     return Check("steps", "note", f"{says}: few. The model may learn little; {', or '.join(ways)}.")
 
 
-def _choice(trainer: LanguageModelTrainer, heldout: ChatDataset) -> Check:
+def _choice(trainer: CausalLMTrainer, heldout: ChatDataset) -> Check:
     """Whether the held-out chats can tell which checkpoint is the best."""
     n, keeps_best = heldout.counts.kept, trainer.args.load_best_model_at_end
     kept = f"the {'best' if keeps_best else 'last'} model is kept"
@@ -575,7 +569,7 @@ def _choice(trainer: LanguageModelTrainer, heldout: ChatDataset) -> Check:
     return Check("checkpoint", "note", f"{says}.")
 
 
-def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
+def _overlap(rows: TextDataset, heldout: TextDataset) -> Check:
     text = _first(rows, TRAINING_TOKENS)
     seen = seen_in_training(text, _first(heldout, HELDOUT_TOKENS))
     places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)
@@ -592,7 +586,7 @@ def _overlap(rows: TokenDataset, heldout: TokenDataset) -> Check:
     return Check("held-out text", "note" if seen.mean() > SEEN_NOTED else "ok", says)
 
 
-def _first(rows: TokenDataset, n_tokens: int) -> TokenDataset:
+def _first(rows: TextDataset, n_tokens: int) -> TextDataset:
     """The same set, ending after so many tokens."""
     few = copy.copy(rows)
     few.n_tokens = min(rows.n_tokens, n_tokens)

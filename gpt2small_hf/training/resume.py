@@ -76,7 +76,7 @@ BRANCHES_CHANGE = {
 # ---- checkpoints -------------------------------------------------------------------------------------------------
 
 
-def whole_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:
+def complete_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:
     """The run's checkpoints that can be resumed from, newest first; prints which ones it skips.
 
     Args:
@@ -92,12 +92,12 @@ def whole_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[P
 
 def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None:
     """Why a run cannot resume from a checkpoint; None if it can."""
-    if not is_whole(checkpoint):
+    if not is_complete(checkpoint):
         return "it is damaged, was not written to its end, or has no optimizer state (--save_only_model)"
     best = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
     if keeps_best and best is not None:
         found = find_best(checkpoint, run.checkpoints)
-        if found is None or not is_whole(found):
+        if found is None or not is_complete(found):
             return f"{Path(best).name}, the best one up to there, is {'missing' if found is None else 'damaged'}"
     return None
 
@@ -120,18 +120,18 @@ def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
     return next((path for path in places if path.is_dir()), None)
 
 
-def is_whole(checkpoint: Path) -> bool:
+def is_complete(checkpoint: Path) -> bool:
     """Whether a checkpoint can be resumed from: each of its files is there as it was written."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         return all(crc32(checkpoint / name) == value for name, value in manifest["crc32"].items())
     except FileNotFoundError:
-        return not (checkpoint / MANIFEST).exists() and _looks_whole(checkpoint)
+        return not (checkpoint / MANIFEST).exists() and _looks_complete(checkpoint)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
 
 
-def _looks_whole(checkpoint: Path) -> bool:
+def _looks_complete(checkpoint: Path) -> bool:
     """The same, of a checkpoint without a list of its files: earlier versions wrote none."""
     try:
         for path in checkpoint.glob("*.json"):
@@ -206,16 +206,16 @@ def check_folder(run: RunFolder, args: Arguments) -> None:
     resume, branch = args.run.resume, args.run.branch_from
     if run.root.exists() and not run.root.is_dir():
         raise UsageError(f"{run.root} is a file. Choose another place with --output_dir.")
-    if run.root.exists() and not (run.resolved.exists() or is_begun(run)):
+    if run.root.exists() and not (run.resolved.exists() or is_started(run)):
         raise UsageError(f"{run.root} exists and is not a run folder. Choose another with --output_dir.")
     check_writable("--output_dir", run.root)
-    if resume not in ("auto", "never") and not is_whole(Path(resume)):
+    if resume not in ("auto", "never") and not is_complete(Path(resume)):
         raise UsageError(f"{resume} is not a whole checkpoint (weights, optimizer, scheduler and trainer_state.json).")
     if args.run.overwrite and resume not in ("auto", "never"):
         raise UsageError("--overwrite begins again and --resume goes on. Leave one out.")
     if branch is None:
         return
-    if not is_whole(branch):
+    if not is_complete(branch):
         raise UsageError(f"--branch_from {branch} is not a whole checkpoint: name a folder checkpoint-<step> of a run.")
     if not run_of(branch).resolved.exists():
         raise UsageError(f"--branch_from {branch} does not lie in a run folder, so its recipe is not known.")
@@ -223,7 +223,7 @@ def check_folder(run: RunFolder, args: Arguments) -> None:
         raise UsageError(f"--branch_from begins another run. Choose another folder than {run.root} with --output_dir.")
 
 
-def is_begun(run: RunFolder) -> bool:
+def is_started(run: RunFolder) -> bool:
     """Whether a folder without `resolved.json` is empty, or has no more than a run writes before that file."""
     first_files = {run.lock, run.recipe, run.first_rows, run.checkpoints, run.former, run.former_incomplete}
     found = {path for path in run.root.iterdir() if not (is_leftover(path) or is_prepared_text(path))}
@@ -250,7 +250,7 @@ def settings_to_resume(run: RunFolder, args: Arguments) -> Resolved | None:
     return read_resolved(run_of(checkpoint))
 
 
-def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path | None:
+def find_start_checkpoint(run: RunFolder, args: Arguments, settings: Resolved) -> Path | None:
     """The checkpoint to go on from; None to begin at the first step.
 
     Args:
@@ -275,7 +275,7 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path 
         raise UsageError(f"{run.root} holds a run. Go on with it (--resume auto), or begin again with --overwrite.")
     before = read_resolved(run)
     if lines := differences(before, settings):
-        weights = run.root if run.finished else next(whole_checkpoints(run), None)
+        weights = run.root if run.finished else next(complete_checkpoints(run), None)
         longer = (
             f"To train longer, start another run from its weights: --init_from {weights}; or, if" if weights else "If"
         )
@@ -297,8 +297,8 @@ def where_to_begin(run: RunFolder, args: Arguments, settings: Resolved) -> Path 
         if reason := why_not(Path(named), run, keeps_best=keeps_best):
             print(f"{named}: {reason}. The best one is chosen among those from here on.", file=sys.stderr)
         return Path(named)
-    usable = next(whole_checkpoints(run, keeps_best=keeps_best), None)
-    if usable is None and keeps_best and (newest := next(filter(is_whole, checkpoints_in(run.checkpoints)), None)):
+    usable = next(complete_checkpoints(run, keeps_best=keeps_best), None)
+    if usable is None and keeps_best and (newest := next(filter(is_complete, checkpoints_in(run.checkpoints)), None)):
         raise UsageError(
             f"{why_not(newest, run, keeps_best=True)}, so the run cannot end with it. To continue from {newest} and "
             f"choose the best checkpoint among later ones, give --resume {newest}; to start again, give --overwrite."
@@ -423,7 +423,7 @@ def steps_of_branch(checkpoint: Path, max_steps: int) -> int:
     return max_steps - done
 
 
-def begin_branch(checkpoint: Path, run: RunFolder) -> None:
+def start_branch(checkpoint: Path, run: RunFolder) -> None:
     """Give a branch the history of the run it leaves: lines of metrics and samples up to the checkpoint."""
     done, parent = step_of(checkpoint), run_of(checkpoint)
     for theirs, ours in ((parent.samples, run.samples), (parent.metrics, run.metrics)):  # metrics mark it as begun

@@ -24,10 +24,10 @@ from transformers import PreTrainedTokenizerBase, PrinterCallback, SchedulerType
 from transformers.utils import logging
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.data.show import as_text
-from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, say
+from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import (
@@ -53,13 +53,13 @@ from gpt2small_hf.report.tables import (
     worse_line,
 )
 from gpt2small_hf.runs.files import (
+    atomic_write,
     finite,
-    give_usual_permissions,
     locked,
     read_jsonl,
     remove,
     remove_if_empty,
-    whole,
+    set_default_permissions,
     write_json,
     write_jsonl,
 )
@@ -78,28 +78,28 @@ from gpt2small_hf.training.budget import (
 )
 from gpt2small_hf.training.callbacks import (
     Charts,
+    EarlyStopping,
     MetricsLog,
     ProgressLine,
     Samples,
     StopOnSignal,
-    StopWhenRising,
     duration,
-    whole_model,
+    unsharded_model,
 )
 from gpt2small_hf.training.health import Health
-from gpt2small_hf.training.material import Material, gather
+from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
-    begin_branch,
     check_folder,
+    complete_checkpoints,
+    find_start_checkpoint,
     is_scheduled,
     settings_to_resume,
+    start_branch,
     steps_of_branch,
-    where_to_begin,
-    whole_checkpoints,
 )
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 
 def train(args: Arguments) -> RunFolder:
@@ -114,7 +114,7 @@ def train(args: Arguments) -> RunFolder:
     with ExitStack() as stack:
         if args.trainer.process_index > 0:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
-        said_by_first(lambda: stack.enter_context(opened(run, look_only=args.run.preflight_only)))
+        run_on_rank_0(lambda: stack.enter_context(opened(run, look_only=args.run.preflight_only)))
         try:
             return _train(args, run)
         except Exception as error:
@@ -175,8 +175,8 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     if args.run.num_threads is not None:
         torch.set_num_threads(args.run.num_threads)
     check_memory(args, device=args.trainer.device)
-    material = gather(args)
-    rows, heldout, tokenizer, config = material.rows, material.heldout, material.tokenizer, material.config
+    inputs = build_run_inputs(args)
+    rows, heldout, tokenizer, config = inputs.rows, inputs.heldout, inputs.tokenizer, inputs.config
     chats = rows.is_chat
     in_batch = 0  # not known beforehand
     if not chats and not args.run.find_batch_size:
@@ -205,11 +205,11 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
 
     described = config.to_diff_dict()  # before the Trainer turns use_cache off in it
     in_training = prompts_in_training(args.run.prompts, rows)
-    settings = resolve(args, material, described, rows_per_step, prompts_from, in_training)
+    settings = resolve(args, inputs, described, rows_per_step, prompts_from, in_training)
     first = args.trainer.process_index == 0
     checkpoint = None
     if not args.run.preflight_only:  # which looks at a run as if it were new, and touches none
-        checkpoint = said_by_first(lambda: where_to_begin(run, args, settings))
+        checkpoint = run_on_rank_0(lambda: find_start_checkpoint(run, args, settings))
     if run.finished and not args.run.overwrite and not args.run.preflight_only:
         if first:
             if not run.chart("loss").exists():  # killed before they were drawn, or the disk was full
@@ -217,7 +217,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             shutil.rmtree(run.former, ignore_errors=True)
         print(f"{run.root} is finished, with these settings. --overwrite does it again.")
         return run
-    model = material.build()
+    model = inputs.build()
     trained = model.num_parameters(only_trainable=True)
     adapter = sum(p.numel() for name, p in model.named_parameters() if "lora_" in name)
     parameters = ParameterCounts(total=model.num_parameters(), trained=trained, adapter=adapter)
@@ -244,7 +244,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
     if device.type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(device), precision_of(args.trainer))
     try:
-        trainer = LanguageModelTrainer(
+        trainer = CausalLMTrainer(
             model=model,
             args=args.trainer,
             data_collator=rows.collate,
@@ -272,14 +272,14 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
                     starts_scheduled=checkpoint is None or is_scheduled(checkpoint),
                 ),
                 Charts(run),
-                *([StopWhenRising(patience)] if (patience := args.run.early_stopping_patience) else []),
+                *([EarlyStopping(patience)] if (patience := args.run.early_stopping_patience) else []),
             ],
         )
     except (ImportError, RuntimeError, ValueError) as error:  # a reporter or kernel that is not installed, say
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
     if checkpoint is None:
-        said_by_first(lambda: inspect(trainer, args, material, tokens_per_step))
+        run_on_rank_0(lambda: inspect(trainer, args, inputs, tokens_per_step))
     if args.run.preflight_only:
         words = without_flags(args.words, {"preflight_only"})
         if words == args.words:  # the recipe says it
@@ -287,9 +287,9 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
         print(f"next: {command('train', *words)}")
         return run
     if first:
-        begin_folder(args, run, settings, material)
+        begin_folder(args, run, settings, inputs)
         if checkpoint is not None and branching and not run.metrics.exists():
-            begin_branch(checkpoint, run)
+            start_branch(checkpoint, run)
         print(
             f"{count_parameters(model)} · {len(rows):,} rows of {'up to ' if chats else ''}{rows.seq_len} tokens to "
             f"train on, {f'{len(heldout):,}' if heldout else 'none'} held out · {tokens_per_step:,} tokens a step"
@@ -304,10 +304,10 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
             write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(before)}])
 
     learn(trainer, run, checkpoint, stop, progress)
-    model = whole_model(trainer.accelerator.unwrap_model(trainer.model))
+    model = unsharded_model(trainer.accelerator.unwrap_model(trainer.model))
     if first:
         try:
-            finish_folder(args, run, material, merged(model, run), kept_step(trainer), trainer.state.global_step)
+            finish_folder(args, run, inputs, merged(model, run), kept_step(trainer), trainer.state.global_step)
         except Exception as error:
             if not disk_is_full(error):
                 raise
@@ -322,7 +322,7 @@ def _train(args: Arguments, run: RunFolder) -> RunFolder:
 
 
 def learn(
-    trainer: LanguageModelTrainer, run: RunFolder, checkpoint: Path | None, stop: StopOnSignal, progress: ProgressLine
+    trainer: CausalLMTrainer, run: RunFolder, checkpoint: Path | None, stop: StopOnSignal, progress: ProgressLine
 ) -> None:
     """Train to the last step.
 
@@ -355,10 +355,12 @@ def learn(
     best, kept = trainer.state.best_global_step, trainer.state.best_model_checkpoint
     if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
         instead = "the last model" if kept is None else Path(kept).name
-        say(f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept.")
+        print_stderr(
+            f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept."
+        )
 
 
-def kept_step(trainer: LanguageModelTrainer) -> int:
+def kept_step(trainer: CausalLMTrainer) -> int:
     """Return the step of the weights that a finished training has: its last, or that of the best checkpoint."""
     best = trainer.state.best_model_checkpoint
     return number_of(Path(best)) if trainer.args.load_best_model_at_end and best else trainer.state.global_step
@@ -381,7 +383,7 @@ ROWS_TO_LOOK_AT = 3
 FOUND = ("per_device_train_batch_size", "gradient_accumulation_steps")  # what --find_batch_size decides
 
 
-def said_by_first(decide: Callable[[], T]) -> T:
+def run_on_rank_0(decide: Callable[[], T]) -> T:
     """What the first process decides, on all of them; what it refuses, all refuse."""
     answer: list[Any] = [None, None]
     if not dist.is_initialized() or dist.get_rank() == 0:
@@ -398,7 +400,7 @@ def said_by_first(decide: Callable[[], T]) -> T:
 
 def newest(run: RunFolder) -> Path | None:
     """The run's newest whole checkpoint."""
-    return next(whole_checkpoints(run), None)
+    return next(complete_checkpoints(run), None)
 
 
 def count_parameters(model: Any) -> str:
@@ -427,7 +429,7 @@ def prompts_in_training(prompts: list[str], rows: RowDataset) -> list[bool] | No
 
 def resolve(
     args: Arguments,
-    material: Material,
+    inputs: RunInputs,
     model: dict[str, Any],
     rows_per_step: int,
     prompts_from: str,
@@ -440,8 +442,8 @@ def resolve(
         "prompts_from": prompts_from,
         "prompts_in_training": prompts_in_training,
         "chat": {name: _plain(value) for name, value in vars(args.chat).items()} if args.chat.chat_data else None,
-        "data": material.data,
-        "base": material.base,
+        "data": inputs.data,
+        "base": inputs.base,
         "model": model,
         "trainer": {name: _plain(value) for name, value in args.trainer.to_dict().items()},
         "rows_per_step": rows_per_step,
@@ -457,30 +459,30 @@ def resolve(
     return Resolved.from_json(json.loads(json.dumps(finite(values))), "the run's settings:")
 
 
-def inspect(trainer: LanguageModelTrainer, args: Arguments, material: Material, tokens_per_step: int) -> None:
+def inspect(trainer: CausalLMTrainer, args: Arguments, inputs: RunInputs, tokens_per_step: int) -> None:
     """Check what is about to be trained; show all of it with --preflight_only, else what deserves a look.
 
     Raises: UsageError if something is wrong.
     """
     total = args.trainer.max_steps
     if total < 1:
-        total = steps_of_epochs(len(material.rows), args.trainer, args.trainer.world_size)
+        total = steps_of_epochs(len(inputs.rows), args.trainer, args.trainer.world_size)
     checks = preflight(
         trainer,
-        rows=material.rows,
-        heldout=material.heldout,
+        rows=inputs.rows,
+        heldout=inputs.heldout,
         total_steps=total,
         tokens_per_step=tokens_per_step,
         folder_to_write=args.run.output_dir,
-        fresh=args.run.branch_from is None and material.base is None,
-        known_positions=material.known_positions,
+        fresh=args.run.branch_from is None and inputs.base is None,
+        known_positions=inputs.known_positions,
         allow_high_initial_loss=args.run.allow_high_initial_loss,
         prompts=args.run.prompts or [],
     )
     show(checks, everything=args.run.preflight_only)
 
 
-def begin_folder(args: Arguments, run: RunFolder, settings: Resolved, material: Material) -> None:
+def begin_folder(args: Arguments, run: RunFolder, settings: Resolved, inputs: RunInputs) -> None:
     """Write the recipe as given, every value in force, and the first rows to look at, before the first step.
 
     A run that is there already, and is to be overwritten, steps aside until this one is finished.
@@ -488,11 +490,11 @@ def begin_folder(args: Arguments, run: RunFolder, settings: Resolved, material: 
     recipe = recipe_text(args.recipe, ALTERNATIVES)
     if args.run.overwrite:
         set_aside(run)
-    with whole(run.recipe) as temporary:
+    with atomic_write(run.recipe) as temporary:
         temporary.write_text(recipe, encoding="utf-8")
-    first = range(min(ROWS_TO_LOOK_AT, len(material.rows)))
-    with whole(run.first_rows) as temporary:
-        temporary.write_text(as_text(material.rows, material.tokenizer, first), encoding="utf-8")
+    first = range(min(ROWS_TO_LOOK_AT, len(inputs.rows)))
+    with atomic_write(run.first_rows) as temporary:
+        temporary.write_text(as_text(inputs.rows, inputs.tokenizer, first), encoding="utf-8")
     settings.save(run.resolved)
 
 
@@ -539,21 +541,21 @@ def contents(run: RunFolder) -> list[Path]:
 
 
 def finish_folder(
-    args: Arguments, run: RunFolder, material: Material, model: GPT2SmallForCausalLM, step: int, last_step: int
+    args: Arguments, run: RunFolder, inputs: RunInputs, model: GPT2SmallForCausalLM, step: int, last_step: int
 ) -> None:
     """Write the model, measure it, let it speak, and draw the charts. `heldout.json` ends the run.
 
     Args:
         args: the run's settings.
         run: the folder.
-        material: data and tokenizer.
+        inputs: data and tokenizer.
         model: the trained model, without adapters.
         step: the step of its weights.
         last_step: the step that training ended at.
 
     Raises: RunStoppedError if the model's loss is not finite.
     """
-    rows, heldout, tokenizer = material.rows, material.heldout, material.tokenizer
+    rows, heldout, tokenizer = inputs.rows, inputs.heldout, inputs.tokenizer
     after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size) if heldout else np.zeros(0)
     if not np.isfinite(after).all():
         raise RunStoppedError(
@@ -573,7 +575,7 @@ def finish_folder(
             "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
             "after": measures(after, scale, standard_error_nats=standard_error(after, heldout)),
         }
-        if isinstance(rows, TokenDataset) and isinstance(heldout, TokenDataset):
+        if isinstance(rows, TextDataset) and isinstance(heldout, TextDataset):
             new = ~seen_in_training(rows, heldout).reshape(-1)
             if new.any():
                 found = measures(after[new], float(n_bytes[new].mean()))
@@ -591,7 +593,7 @@ def finish_folder(
         write_jsonl(run.answers, answers)
     completions = complete(model, tokenizer, args.run.prompts or [], chat=rows.is_chat)
     write_json(run.completions, {"completions": completions, "made_by": made_by([weights]).to_json()})
-    made = made_by([weights, run.model / "tokenizer.json", *material.inputs])
+    made = made_by([weights, run.model / "tokenizer.json", *inputs.inputs])
     measured = HeldOut(rows=on, **results, step=step, last_step=last_step, made_by=made)
     measured.save(run.heldout)
     draw_charts(run)
@@ -614,11 +616,11 @@ def merged(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:
     """The whole model; if it was trained with adapters, these are saved alone first."""
     if isinstance(model, GPT2SmallForCausalLM):
         return model
-    with whole(run.adapter) as temporary:
+    with atomic_write(run.adapter) as temporary:
         # Old rows of the embedding and head are the base's; with new tokens peft would save all of them again.
         model.save_pretrained(temporary, save_embedding_layers=False)
         (temporary / "README.md").unlink(missing_ok=True)  # a card with nothing filled in
-        give_usual_permissions(temporary)
+        set_default_permissions(temporary)
     return model.merge_and_unload()
 
 
@@ -632,10 +634,10 @@ def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, 
     model.generation_config.max_length = context if context < 512 else None
     if context < 512:
         model.generation_config.max_new_tokens = None
-    with whole(folder) as temporary:
+    with atomic_write(folder) as temporary:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
-        give_usual_permissions(temporary)
+        set_default_permissions(temporary)
 
 
 def _plain(value: Any) -> Any:

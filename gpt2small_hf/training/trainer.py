@@ -25,11 +25,11 @@ from transformers.utils import logging
 
 from gpt2small_hf.data.rows import PaddedLength, RowDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
-from gpt2small_hf.runs.files import give_usual_permissions, read_json, sync, write_json
+from gpt2small_hf.runs.files import read_json, set_default_permissions, sync, write_json
 from gpt2small_hf.runs.layout import checkpoints_in, number_of
 from gpt2small_hf.training.arguments import MUON
 from gpt2small_hf.training.callbacks import StopOnSignal
-from gpt2small_hf.training.guard import Guard, not_finite
+from gpt2small_hf.training.guard import GradientGuard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw
 from gpt2small_hf.training.resume import find_best, is_scheduled, write_manifest
 from gpt2small_hf.training.schedules import Schedule, rates
@@ -45,7 +45,7 @@ def _counted(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) ->
     return {**collate(rows), N_TOKENS: torch.tensor([len(row["input_ids"]) for row in rows])}
 
 
-class LanguageModelTrainer(Trainer):
+class CausalLMTrainer(Trainer):
     """HF's Trainer for a language model.
 
     It asks the model for its loss alone: the logits of a batch would take more memory than the rest. A bad step is
@@ -76,7 +76,7 @@ class LanguageModelTrainer(Trainer):
             kwargs: as `Trainer`'s.
         """
         self.decay = decay
-        self.guard = Guard(spike_factor)
+        self.guard = GradientGuard(spike_factor)
         self.max_bad_steps = max_bad_steps
         self.micro_losses: list[Tensor] = []
         self.step_losses: list[Tensor] = []
@@ -167,7 +167,7 @@ class LanguageModelTrainer(Trainer):
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # it warns of a best checkpoint that is found below
         try:
-            begin_at = super()._init_training_state(
+            start_at = super()._init_training_state(
                 max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
             )
         finally:
@@ -180,7 +180,7 @@ class LanguageModelTrainer(Trainer):
             if best is None and self.args.load_best_model_at_end:  # the best of what follows need not be better
                 self.state.best_metric = self.state.best_global_step = None
             self.args.eval_on_start = False  # it was evaluated when it started
-        return begin_at
+        return start_at
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # A run that was killed after its last step: the Trainer would train to the end of the epoch.
@@ -411,7 +411,7 @@ class LanguageModelTrainer(Trainer):
 
     def _give_name(self, made: Path, name: Path, scheduled: bool) -> None:
         if any(made.glob("*config.json")):  # sharded checkpoints of FSDP and DeepSpeed have none
-            give_usual_permissions(made)
+            set_default_permissions(made)
         self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
         if not self.args.save_only_model:  # else nothing can be resumed from it
             write_manifest(made, scheduled=scheduled)

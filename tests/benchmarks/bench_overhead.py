@@ -24,7 +24,7 @@ import torch
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.arguments import parse_arguments
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WHOLE = "everything else"
@@ -38,9 +38,9 @@ MEASURED = [
     (run, "draw_charts", "charts at the end"),
     (callbacks, "complete", "samples"),
     (callbacks, "draw_charts", "charts"),
-    (LanguageModelTrainer, "evaluate", "evaluations"),
-    (LanguageModelTrainer, "_save_checkpoint", "checkpoints"),
-    (LanguageModelTrainer, "log", "log"),
+    (CausalLMTrainer, "evaluate", "evaluations"),
+    (CausalLMTrainer, "_save_checkpoint", "checkpoints"),
+    (CausalLMTrainer, "log", "log"),
 ]
 
 
@@ -92,22 +92,22 @@ class Clock:
 
     def measure_steps(self) -> Callable[[], None]:
         """Measure from a step's rows to what follows its update. Returns: what ends that."""
-        fetch, after = LanguageModelTrainer.get_batch_samples, LanguageModelTrainer._maybe_log_save_evaluate
+        fetch, after = CausalLMTrainer.get_batch_samples, CausalLMTrainer._maybe_log_save_evaluate
 
-        def begin(trainer: LanguageModelTrainer, *args: Any, **kwargs: Any) -> Any:
+        def begin(trainer: CausalLMTrainer, *args: Any, **kwargs: Any) -> Any:
             if not self.counts["steps"]:
                 self.start_here()
             self.enter("steps")
             return fetch(trainer, *args, **kwargs)
 
-        def end(trainer: LanguageModelTrainer, *args: Any, **kwargs: Any) -> None:
+        def end(trainer: CausalLMTrainer, *args: Any, **kwargs: Any) -> None:
             if self.open[-1][0] == "steps":  # and not once more after an epoch
                 self.leave()
             after(trainer, *args, **kwargs)
 
         def replace(first: Any, last: Any) -> None:
-            setattr(LanguageModelTrainer, fetch.__name__, first)
-            setattr(LanguageModelTrainer, after.__name__, last)
+            setattr(CausalLMTrainer, fetch.__name__, first)
+            setattr(CausalLMTrainer, after.__name__, last)
 
         replace(begin, end)
         return lambda: replace(fetch, after)

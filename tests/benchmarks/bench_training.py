@@ -29,13 +29,13 @@ from transformers.utils import logging
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal
 from gpt2small_hf.training.health import Health
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 STEPS_A_TURN = 10
 console = Console(stderr=True)
@@ -142,7 +142,7 @@ def overhead(n_rounds: int) -> list[list[str]]:
         metrics = Path(place) / "metrics.jsonl"
         # What a run has while it trains; samples and charts come with checkpoints, which none of the three writes.
         watching = [MetricsLog(metrics), ProgressLine(1024), Health(metrics)]
-        run(LanguageModelTrainer, place, "ours", [*watching], logging_nan_inf_filter=False)
+        run(CausalLMTrainer, place, "ours", [*watching], logging_nan_inf_filter=False)
 
     def run(kind: type[Trainer], place: str, name: str, callbacks: list[Any], **changes: Any) -> None:
         args = settings(place, steps, **changes)
@@ -199,19 +199,19 @@ def overhead(n_rounds: int) -> list[list[str]]:
     return table
 
 
-def gpt2_small_trainer(place: Path, steps: int, **changes: Any) -> LanguageModelTrainer:
+def gpt2_small_trainer(place: Path, steps: int, **changes: Any) -> CausalLMTrainer:
     """Our Trainer with GPT-2 small, tied (124 M), on a prepared folder of enough rows."""
     text = place / "text.txt"
     words = np.random.default_rng(0).integers(0, 1 << 30, 400_000)
     text.write_text(" ".join(f"{word:x}" for word in words))
     arguments = PrepareArguments(text=[str(text)], vocab_size=2048)
-    rows = TokenDataset(prepare(arguments, place / "data"), "train", 1024)
+    rows = TextDataset(prepare(arguments, place / "data"), "train", 1024)
     torch.manual_seed(0)
     config = GPT2SmallConfig(tie_word_embeddings=True)
     changes = {"per_device_train_batch_size": 8, "logging_steps": 1, "warmup_steps": 0} | changes
     arguments = settings(str(place / "run"), steps, **changes)
     on_gpu = torch.cuda.is_available()
-    return LanguageModelTrainer(
+    return CausalLMTrainer(
         GPT2SmallForCausalLM(config),
         arguments,
         data_collator=collate,

@@ -35,12 +35,12 @@ import torch
 from conftest import chat_words, chats, run_train, tiny_words
 from transformers import Trainer
 
-from gpt2small_hf.errors import open_door
+from gpt2small_hf.errors import run_command
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 # Of a corpus of 36 rows of training: an epoch has 9 steps of 32 rows, and of 16 rows 18.
 BY_STEPS = "--gradient_accumulation_steps 2 --save_steps 5 --logging_steps 4 --embd_pdrop 0.1 --save_total_limit 2 "
@@ -108,7 +108,7 @@ class Lengths:
 
 def at_step(step: int, number: int, *, after: bool = False) -> None:
     """Send this process a signal before, or after, what is due after a step (log, evaluation, checkpoint)."""
-    work = LanguageModelTrainer._maybe_log_save_evaluate
+    work = CausalLMTrainer._maybe_log_save_evaluate
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
         is_step = self.step_began > 0 and self.state.global_step == step
@@ -118,7 +118,7 @@ def at_step(step: int, number: int, *, after: bool = False) -> None:
         if is_step and after:
             os.kill(os.getpid(), number)
 
-    LanguageModelTrainer._maybe_log_save_evaluate = call
+    CausalLMTrainer._maybe_log_save_evaluate = call
 
 
 def at_call(owner: Any, name: str, times: int = 1) -> None:
@@ -146,11 +146,11 @@ MOMENTS: dict[str, Callable[[Lengths], None]] = {
     "SIGTERM at the last step": lambda run: at_step(run.last_step, signal.SIGTERM),
     "kill after an epoch's last step": lambda run: at_step(run.steps_per_epoch, signal.SIGKILL, after=True),
     "kill after the last step": lambda run: at_step(run.last_step, signal.SIGKILL, after=True),
-    "kill before a checkpoint gets its name": lambda _: at_call(LanguageModelTrainer, "_give_name"),
-    "kill before older checkpoints are removed": lambda _: at_call(LanguageModelTrainer, "_rotate", 2),
+    "kill before a checkpoint gets its name": lambda _: at_call(CausalLMTrainer, "_give_name"),
+    "kill before older checkpoints are removed": lambda _: at_call(CausalLMTrainer, "_rotate", 2),
     "kill before a checkpoint's samples": lambda _: at_call(callbacks.Samples, "on_save", 2),
     "kill before the closing line": lambda _: at_call(Trainer, "_finalize_training"),
-    "kill after the closing line": lambda _: at_call(LanguageModelTrainer, "tidy"),
+    "kill after the closing line": lambda _: at_call(CausalLMTrainer, "tidy"),
     "kill before the model is saved": lambda _: at_call(run, "save_model"),
     "kill before the held-out results": lambda _: at_call(run, "made_by", 2),
     "kill in the first milliseconds": lambda _: after_seconds(random.uniform(0.001, 0.2), signal.SIGKILL),
@@ -173,7 +173,7 @@ def start(words: list[str], log: Path, interrupt: Callable[[], None] | None = No
             sys.argv = ["train.py", *words]
             if interrupt is not None:
                 interrupt()
-            status = open_door(lambda: run_train(words) and None)
+            status = run_command(lambda: run_train(words) and None)
             sys.stdout.flush()
         except BaseException:
             import traceback

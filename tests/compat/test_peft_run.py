@@ -21,7 +21,7 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.budget import flops_per_token, lora_parameters, sizes
-from gpt2small_hf.training.material import Material, gather
+from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.paths import check_packages
 
 peft = pytest.importorskip("peft")
@@ -57,10 +57,10 @@ class Made:
         """Words for the same run in another folder."""
         return chat_words(self.place, root, *LORA, *LENGTH, "--init_from", str(self.base), *self.more)
 
-    def material(self) -> Material:
+    def inputs(self) -> RunInputs:
         """What it began with, without adapters."""
         words = chat_words(self.place, self.place / "unused", "--init_from", str(self.base), *self.more)
-        return gather(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
+        return build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def made(request, chat_place, tied_base, tmp_path_factory) -> Made:
 
 
 def test_only_adapters_new_rows_and_new_positions_are_trained(made):
-    before, began, after = weights(made.base), made.material().build().state_dict(), weights(made.run.model)
+    before, began, after = weights(made.base), made.inputs().build().state_dict(), weights(made.run.model)
     assert began.keys() == after.keys() == before.keys()
     for name, tensor in after.items():
         layer = name.removesuffix(".weight").split(".")[-1]
@@ -135,9 +135,9 @@ def test_the_adapters_folder_holds_what_was_trained_and_no_more(made):
 
 @torch.no_grad()
 def test_the_adapter_alone_makes_the_same_model_of_the_base(made):
-    material = made.material()
-    plain, merged = material.build().eval(), AutoModelForCausalLM.from_pretrained(made.run.model).eval()
-    batch = material.heldout.collate([material.heldout[n] for n in range(len(material.heldout))])
+    inputs = made.inputs()
+    plain, merged = inputs.build().eval(), AutoModelForCausalLM.from_pretrained(made.run.model).eval()
+    batch = inputs.heldout.collate([inputs.heldout[n] for n in range(len(inputs.heldout))])
     every = torch.arange(2 * CHAT_CONTEXT).reshape(2, -1) * 7 % plain.config.vocab_size
     inputs = [{k: v for k, v in batch.items() if k != "labels"}, {"input_ids": every}]
     before = [plain(**some).logits for some in inputs]
@@ -209,8 +209,8 @@ def test_new_positions_that_no_chat_reaches_are_a_note(chat_place, long_base, tm
 def test_new_tokens_that_get_no_gradient_still_fail(chat_place, long_base, tmp_path, monkeypatch):
     """They are in every chat, so that something keeps them from being learned."""
     words = lora_words(chat_place, tmp_path / "run", long_base)
-    material = gather(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
-    build = material.build
+    inputs = build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
+    build = inputs.build
 
     def frozen():
         model = build()
@@ -218,8 +218,8 @@ def test_new_tokens_that_get_no_gradient_still_fail(chat_place, long_base, tmp_p
         delta.register_hook(torch.zeros_like)
         return model
 
-    material.build = frozen
-    monkeypatch.setattr(run_module, "gather", lambda args: material)
+    inputs.build = frozen
+    monkeypatch.setattr(run_module, "build_run_inputs", lambda args: inputs)
     with pytest.raises(UsageError, match=r"gradients: .*embed_tokens.* got one that is all zero"):
         run_train(words)
 

@@ -19,7 +19,7 @@ from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.training.arguments import parse_arguments
-from gpt2small_hf.training.material import gather
+from gpt2small_hf.training.inputs import build_run_inputs
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -85,7 +85,7 @@ def sft_trainer(example, young, place, rows, **changes):
 def test_training_begins_with_the_model_that_train_py_begins_with(example, young, tmp_path):
     model, tokenizer = example["chat_model"](str(young))
     words = [str(EXAMPLE.with_name("chat.yaml")), "--init_from", str(young), "--output_dir", str(tmp_path), "--use_cpu"]
-    theirs = gather(parse_arguments(words, default_recipe=Path("unused.yaml")))
+    theirs = build_run_inputs(parse_arguments(words, default_recipe=Path("unused.yaml")))
     wanted = theirs.build()
     assert model.config.vocab_size == len(tokenizer) == 1026
     assert model.config.max_position_embeddings == tokenizer.model_max_length == 256

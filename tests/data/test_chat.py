@@ -576,10 +576,10 @@ def test_a_template_that_does_not_end_is_one_line():
     code = """
 import sys
 from gpt2small_hf.data import chat
-from gpt2small_hf.errors import open_door
+from gpt2small_hf.errors import run_command
 chat.RENDER_SECONDS = 1
 endless = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}"
-sys.exit(open_door(lambda: chat.find_template(endless + chat.CHATML, None)))
+sys.exit(run_command(lambda: chat.find_template(endless + chat.CHATML, None)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 2

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data import dataset, shards
 from gpt2small_hf.data.arguments import PACKINGS, PrepareArguments
-from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import best_fit
 from gpt2small_hf.data.tokens import prepare
@@ -62,13 +62,13 @@ def documents_of(folder: Path) -> list[list[int]]:
     return [[eos_of(folder), *tokens[start : end - 1]] for start, end in pairwise(starts)]
 
 
-def served(rows: TokenDataset) -> list[list[int]]:
+def served(rows: TextDataset) -> list[list[int]]:
     return [rows[row]["input_ids"].tolist() for row in range(len(rows))]
 
 
 @pytest.mark.parametrize("seq_len", [1, 7, 64, 100, 333])
 def test_rows_are_the_stream_cut_up_wherever_its_files_end(folder: Path, seq_len: int):
-    rows = TokenDataset(folder, "train", seq_len)
+    rows = TextDataset(folder, "train", seq_len)
     tokens = stream(folder, "train")
     assert len(read_meta(folder)["splits"]["train"]["files"]) > 3
     assert len(rows) == len(tokens) // seq_len
@@ -79,13 +79,13 @@ def test_rows_are_the_stream_cut_up_wherever_its_files_end(folder: Path, seq_len
 
 
 def test_there_is_no_row_after_the_last(folder: Path):
-    rows = TokenDataset(folder, "train", 50)
+    rows = TextDataset(folder, "train", 50)
     with pytest.raises(IndexError):
         rows[len(rows)]
 
 
 def test_labels_are_the_inputs_unshifted(folder: Path):
-    rows = TokenDataset(folder, "train", 16)
+    rows = TextDataset(folder, "train", 16)
     batch = collate([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 16)
     assert batch["input_ids"].dtype == torch.int64
@@ -94,7 +94,7 @@ def test_labels_are_the_inputs_unshifted(folder: Path):
 
 
 def test_worker_processes_serve_the_same_rows(folder: Path):
-    rows = TokenDataset(folder, "train", 64)
+    rows = TextDataset(folder, "train", 64)
     loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context=processes)
     assert torch.equal(
         torch.cat([batch["input_ids"] for batch in loader]),
@@ -103,14 +103,14 @@ def test_worker_processes_serve_the_same_rows(folder: Path):
 
 
 def test_a_pickled_dataset_holds_paths_and_not_tokens(folder: Path):
-    rows = TokenDataset(folder, "train", 64)
+    rows = TextDataset(folder, "train", 64)
     assert len(pickle.dumps(rows)) < 2000
     assert pickle.loads(pickle.dumps(rows))[1]["input_ids"].tolist() == rows[1]["input_ids"].tolist()
 
 
 def test_rows_can_be_limited_to_the_first_ones(folder: Path):
-    assert len(TokenDataset(folder, "train", 16, max_rows=3)) == 3
-    assert len(TokenDataset(folder, "train", 64, max_rows=10_000)) == len(TokenDataset(folder, "train", 64))
+    assert len(TextDataset(folder, "train", 16, max_rows=3)) == 3
+    assert len(TextDataset(folder, "train", 64, max_rows=10_000)) == len(TextDataset(folder, "train", 64))
 
 
 def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
@@ -118,7 +118,7 @@ def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
     with pytest.raises(
         UsageError, match=rf"validation split .* has {n_tokens:,} tokens, less than one row of 4,096.*Lower"
     ):
-        TokenDataset(folder, "validation", 4096)
+        TextDataset(folder, "validation", 4096)
 
 
 def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
@@ -128,9 +128,9 @@ def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
         read_meta(tmp_path)
     DataFolder(tmp_path / "half").unfinished().root.mkdir()
     with pytest.raises(UsageError, match=r"half is not finished: .* The same command finishes it"):
-        TokenDataset(tmp_path / "half", "train", 8)
+        TextDataset(tmp_path / "half", "train", 8)
     with pytest.raises(UsageError, match=r"has no test split \(it has train, validation\)"):
-        TokenDataset(folder, "test", 8)
+        TextDataset(folder, "test", 8)
 
 
 def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
@@ -140,7 +140,7 @@ def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
     last = tmp_path / read_meta(folder)["splits"]["train"]["files"][-1]
     last.write_bytes(last.read_bytes()[:-2])
     with pytest.raises(UsageError, match=r"the train files of .* meta\.json says .* damaged or copied in part"):
-        TokenDataset(tmp_path, "train", 8)
+        TextDataset(tmp_path, "train", 8)
 
 
 # ---- packing ----------------------------------------------------------------------------------------------------
@@ -150,27 +150,27 @@ def test_an_unknown_packing_is_refused_with_those_there_are(folder: Path):
     with pytest.raises(
         UsageError, match=r"no packing 'bestfit'\. Set --packing to one of stream, bos_bestfit, isolate"
     ):
-        TokenDataset(folder, "train", 8, packing="bestfit")
+        TextDataset(folder, "train", 8, packing="bestfit")
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_whatever_the_packing_tokens_are_those_of_the_stream(articles: Path, packing: str):
-    rows = TokenDataset(articles, "train", 64, packing=packing)
+    rows = TextDataset(articles, "train", 64, packing=packing)
     assert rows.tokens(0, rows.n_tokens).tolist() == stream(articles, "train")
     assert rows.tokens(990, 1010).tolist() == stream(articles, "train")[990:1010]
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_the_cropped_share_is_that_of_tokens_in_no_row(articles: Path, packing: str):
-    rows = TokenDataset(articles, "train", 64, packing=packing)
+    rows = TextDataset(articles, "train", 64, packing=packing)
     in_rows = sum(map(len, served(rows)))
     assert rows.cropped_share == 1 - in_rows / len(stream(articles, "train"))
-    assert TokenDataset(articles, "train", 64, packing=packing, max_rows=2).cropped_share == rows.cropped_share
+    assert TextDataset(articles, "train", 64, packing=packing, max_rows=2).cropped_share == rows.cropped_share
 
 
 @given(seq_len=st.integers(1, 400))
 def test_best_fit_rows_begin_with_a_document_and_hold_documents_from_their_beginnings(articles: Path, seq_len: int):
-    rows = served(TokenDataset(articles, "train", seq_len, packing="bos_bestfit"))
+    rows = served(TextDataset(articles, "train", seq_len, packing="bos_bestfit"))
     documents, eos_id = documents_of(articles), eos_of(articles)
     whole = []
     for row in rows:
@@ -188,7 +188,7 @@ def test_best_fit_rows_begin_with_a_document_and_hold_documents_from_their_begin
 def test_best_fit_rows_are_the_documents_that_were_chosen(articles: Path, seq_len: int):
     documents = documents_of(articles)
     index = best_fit(np.array([len(document) for document in documents]), seq_len)
-    rows = TokenDataset(articles, "train", seq_len, packing="bos_bestfit")
+    rows = TextDataset(articles, "train", seq_len, packing="bos_bestfit")
     assert len(rows) == index[0] - 1
     assert rows[0]["input_ids"].dtype == np.int64
     for row, tokens in enumerate(served(rows)):
@@ -199,7 +199,7 @@ def test_best_fit_rows_are_the_documents_that_were_chosen(articles: Path, seq_le
 def test_the_first_document_of_the_split_gets_an_end_of_text_before_it_too(articles: Path):
     first = documents_of(articles)[0]
     n_tokens = read_meta(articles)["splits"]["train"]["tokens"]
-    row = TokenDataset(articles, "train", n_tokens, packing="bos_bestfit")[0]["input_ids"].tolist()  # all of them
+    row = TextDataset(articles, "train", n_tokens, packing="bos_bestfit")[0]["input_ids"].tolist()  # all of them
     assert sorted(row) == sorted(stream(articles, "train"))
     row.append(eos_of(articles))
     assert any(row[at : at + len(first) + 1] == [*first, eos_of(articles)] for at in range(len(row)))
@@ -208,7 +208,7 @@ def test_the_first_document_of_the_split_gets_an_end_of_text_before_it_too(artic
 
 @pytest.mark.parametrize("packing", ["bos_bestfit", "isolate"])
 def test_worker_processes_serve_the_same_packed_rows(articles: Path, packing: str):
-    rows = TokenDataset(articles, "train", 64, packing=packing)
+    rows = TextDataset(articles, "train", 64, packing=packing)
     loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=2, multiprocessing_context=processes)
     batches = list(loader)
     assert torch.cat([batch["input_ids"] for batch in batches]).tolist() == served(rows)
@@ -219,7 +219,7 @@ def test_worker_processes_serve_the_same_packed_rows(articles: Path, packing: st
 
 
 def test_isolated_rows_are_those_of_the_stream_with_positions(articles: Path):
-    plain, isolated = (TokenDataset(articles, "train", 32, packing=packing) for packing in ("stream", "isolate"))
+    plain, isolated = (TextDataset(articles, "train", 32, packing=packing) for packing in ("stream", "isolate"))
     assert served(isolated) == served(plain)
     batch = collate([isolated[0], isolated[5]])
     assert set(batch) == {"input_ids", "position_ids", "labels"}
@@ -238,7 +238,7 @@ def model(articles: Path) -> GPT2SmallForCausalLM:
 
 def a_row_of_several_documents(articles: Path) -> dict[str, torch.Tensor]:
     """One that begins inside a document and has at least two ends of text."""
-    rows = TokenDataset(articles, "train", 32, packing="isolate")
+    rows = TextDataset(articles, "train", 32, packing="isolate")
     several = (row for row in rows if (row["position_ids"][1:] == 0).sum() >= 2)
     batch = collate([next(row for row in several if row["input_ids"][0] != eos_of(articles))])
     return {name: batch[name] for name in ("input_ids", "position_ids")}
@@ -276,19 +276,19 @@ def copied(articles: Path, tmp_path: Path) -> Path:
 
 
 def test_an_index_is_kept_a_length_and_found_again(copied: Path):
-    rows = TokenDataset(copied, "train", 64, packing="bos_bestfit")
+    rows = TextDataset(copied, "train", 64, packing="bos_bestfit")
     file = DataFolder(copied).rows("train", "bos_bestfit", 64)
     assert [*copied.glob("*.npy")] == [file]
     made = file.stat()
-    again = TokenDataset(copied, "train", 64, packing="bos_bestfit")
+    again = TextDataset(copied, "train", 64, packing="bos_bestfit")
     assert (file.stat().st_ino, file.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
     assert served(again) == served(rows)
-    TokenDataset(copied, "train", 32, packing="bos_bestfit")
+    TextDataset(copied, "train", 32, packing="bos_bestfit")
     assert len([*copied.glob("*.npy")]) == 2
 
 
 def test_a_pickled_dataset_holds_the_path_of_its_index(copied: Path):
-    rows = TokenDataset(copied, "train", 64, packing="bos_bestfit", max_rows=3)
+    rows = TextDataset(copied, "train", 64, packing="bos_bestfit", max_rows=3)
     travels = pickle.dumps(rows)
     assert np.load(DataFolder(copied).rows("train", "bos_bestfit", 64))[:-1].tobytes() not in travels
     assert DataFolder(copied).documents("train").read_bytes() not in travels
@@ -319,7 +319,7 @@ def another_array(file: Path) -> None:
 
 
 def of_another_length(file: Path) -> None:
-    TokenDataset(file.parent, "train", 32, packing="bos_bestfit")
+    TextDataset(file.parent, "train", 32, packing="bos_bestfit")
     DataFolder(file.parent).rows("train", "bos_bestfit", 32).replace(file)
 
 
@@ -330,7 +330,7 @@ def of_other_documents(file: Path) -> None:
     starts[1] += 1
     starts.tofile(documents)
     file.unlink()
-    TokenDataset(file.parent, "train", 64, packing="bos_bestfit")
+    TextDataset(file.parent, "train", 64, packing="bos_bestfit")
     documents.write_bytes(kept)
 
 
@@ -338,7 +338,7 @@ def of_another_version(file: Path) -> None:
     file.unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "BEST_FIT_VERSION", dataset.BEST_FIT_VERSION + 1)
-        TokenDataset(file.parent, "train", 64, packing="bos_bestfit")
+        TextDataset(file.parent, "train", 64, packing="bos_bestfit")
 
 
 @pytest.mark.parametrize(
@@ -346,23 +346,23 @@ def of_another_version(file: Path) -> None:
     [text, nothing, half, another_bit, another_array, of_another_length, of_other_documents, of_another_version],
 )
 def test_a_damaged_or_stale_index_is_made_again(copied: Path, spoil):
-    right = served(TokenDataset(copied, "train", 64, packing="bos_bestfit"))
+    right = served(TextDataset(copied, "train", 64, packing="bos_bestfit"))
     file = DataFolder(copied).rows("train", "bos_bestfit", 64)
     good = file.read_bytes()
     spoil(file)
     assert file.read_bytes() != good
-    assert served(TokenDataset(copied, "train", 64, packing="bos_bestfit")) == right
+    assert served(TextDataset(copied, "train", 64, packing="bos_bestfit")) == right
     assert file.read_bytes() == good
 
 
 def test_where_the_index_cannot_be_written_it_stays_in_memory(copied: Path):
     resource = pytest.importorskip("resource")
-    right = served(TokenDataset(copied, "train", 64, packing="bos_bestfit"))
+    right = served(TextDataset(copied, "train", 64, packing="bos_bestfit"))
     DataFolder(copied).rows("train", "bos_bestfit", 64).unlink()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # a file may not grow, as on a full disk
     try:
-        rows = TokenDataset(copied, "train", 64, packing="bos_bestfit")
+        rows = TextDataset(copied, "train", 64, packing="bos_bestfit")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [*copied.glob("*.npy*")] == [*copied.glob(".*")] == []
@@ -379,5 +379,5 @@ def test_a_list_of_documents_that_does_not_fit_is_refused(copied: Path, damage):
     else:
         damage(DataFolder(copied).documents("train"))
     with pytest.raises(UsageError, match=r"train-documents\.bin does not say where the .* documents start\. .*damaged"):
-        TokenDataset(copied, "train", 64, packing="bos_bestfit")
-    assert len(TokenDataset(copied, "train", 64)) > 0  # which does not need it
+        TextDataset(copied, "train", 64, packing="bos_bestfit")
+    assert len(TextDataset(copied, "train", 64)) > 0  # which does not need it

@@ -11,7 +11,7 @@ from gpt2small_hf.data.packing import (
     BUFFER_DOCUMENTS,
     best_fit,
     count_rows,
-    pack_whole,
+    pack_unsplit,
     restarting_positions,
     row_span,
 )
@@ -107,10 +107,10 @@ def fitting(draw: st.DrawFn) -> tuple[list[int], int]:
 @given(fitting())
 def test_every_whole_piece_is_in_one_row_and_no_row_is_too_long(given: tuple[list[int], int]):
     lengths, seq_len = given
-    rows = pack_whole(lengths, seq_len)
+    rows = pack_unsplit(lengths, seq_len)
     assert sorted(piece for row in rows for piece in row) == list(range(len(lengths)))
     assert all(row and sum(lengths[piece] for piece in row) <= seq_len for row in rows)
-    assert pack_whole(lengths, seq_len) == rows
+    assert pack_unsplit(lengths, seq_len) == rows
     # Any two rows together are more than one, or they would be one.
     loads = sorted(sum(lengths[piece] for piece in row) for row in rows)
     assert len(rows) < 2 or loads[0] + loads[1] > seq_len
@@ -126,7 +126,7 @@ def test_each_piece_goes_where_it_leaves_the_least_room(given: tuple[list[int], 
         if fitting_rooms:
             rooms.remove(min(fitting_rooms))
         rooms.append(min(fitting_rooms, default=seq_len) - length)
-    found = [seq_len - sum(lengths[piece] for piece in row) for row in pack_whole(lengths, seq_len)]
+    found = [seq_len - sum(lengths[piece] for piece in row) for row in pack_unsplit(lengths, seq_len)]
     assert sorted(found) == sorted(rooms)
 
 
@@ -136,17 +136,17 @@ def test_few_more_rows_are_needed_than_the_fewest(seq_len: int, data: st.DataObj
     cuts = data.draw(st.lists(st.sets(st.integers(1, seq_len - 1), max_size=6), min_size=1, max_size=40))
     lengths = [end - start for some in cuts for start, end in pairwise([0, *sorted(some), seq_len])]
     shuffled = data.draw(st.permutations(lengths))
-    assert len(cuts) <= len(pack_whole(shuffled, seq_len)) <= 11 / 9 * len(cuts) + 4
+    assert len(cuts) <= len(pack_unsplit(shuffled, seq_len)) <= 11 / 9 * len(cuts) + 4
 
 
 def test_pieces_that_fit_together_share_a_row():
-    assert pack_whole([4, 9, 6, 1, 10], 10) == [[4], [1, 3], [2, 0]]
-    assert pack_whole([], 10) == []
+    assert pack_unsplit([4, 9, 6, 1, 10], 10) == [[4], [1, 3], [2, 0]]
+    assert pack_unsplit([], 10) == []
 
 
 def test_a_piece_longer_than_a_row_is_an_error():
     with pytest.raises(ValueError, match="A piece of 11 tokens does not fit a row of 10"):
-        pack_whole([10, 11], 10)
+        pack_unsplit([10, 11], 10)
 
 
 # ---- positions --------------------------------------------------------------------------------------------------

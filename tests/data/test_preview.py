@@ -23,7 +23,7 @@ from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset
 from gpt2small_hf.data.conversations import Conversation
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.show import as_html, as_text, read_tokens, visible
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.data.tokens import prepare
@@ -282,7 +282,7 @@ def words(folder: Path) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("packing", ["stream", "isolate", "bos_bestfit"])
 def test_rows_of_text_show_every_byte_wherever_they_are_cut(folder: Path, words: PreTrainedTokenizerFast, packing: str):
-    rows = TokenDataset(folder, "train", 23, packing=packing)
+    rows = TextDataset(folder, "train", 23, packing=packing)
     shown = cut = ""
     for number in range(12):
         text = body(as_text(rows, words, [number]))
@@ -297,7 +297,7 @@ def test_rows_of_text_show_every_byte_wherever_they_are_cut(folder: Path, words:
 
 
 def test_documents_begin_where_positions_do(folder: Path, words: PreTrainedTokenizerFast):
-    rows = TokenDataset(folder, "train", 150, packing="isolate")
+    rows = TextDataset(folder, "train", 150, packing="isolate")
     for number in range(5):
         row = rows[number]
         starts = [*np.flatnonzero(row["position_ids"] == 0), 150]
@@ -314,7 +314,7 @@ def test_documents_begin_where_positions_do(folder: Path, words: PreTrainedToken
 
 
 def test_rows_of_a_stream_are_one_piece(folder: Path, words: PreTrainedTokenizerFast):
-    rows = TokenDataset(folder, "train", 100)
+    rows = TextDataset(folder, "train", 100)
     ends = int((rows[0]["input_ids"] == rows.eos_id).sum())
     text = as_text(rows, words, [0])
     assert f"row 0 of {len(rows)}: 100 of 100 tokens, 99 supervised (99.0%), {ends} end-of-text token" in text
@@ -522,14 +522,14 @@ def test_chats_in_which_nobody_answers_can_still_be_looked_at(preview: Callable[
 
 def test_a_prepared_folder_is_shown_by_its_own_tokenizer(preview: Callable[..., str], folder: Path):
     shown = preview(folder, "--seq_len", "64", "--packing", "isolate", "-n", "2")
-    rows = TokenDataset(folder, "train", 64, packing="isolate")
+    rows = TextDataset(folder, "train", 64, packing="isolate")
     assert facts(shown)["data"] == f"{folder}, train: {rows.n_tokens:,} tokens in 78 documents"
     assert facts(shown)["rows"].startswith(f"{len(rows)} of 64 tokens (isolate), {rows.cropped_share:.1%} of the")
     assert facts(shown)["tokenizer"] == "trained here, 257 entries"
     assert len(re.findall(r"^row ", shown, re.MULTILINE)) == 2
     assert shown.endswith(f"next: gpt2small train --data_dir {folder} --seq_len 64 --packing isolate\n")
     held_out = preview(folder, "--split", "validation")
-    n_tokens = TokenDataset(folder, "validation", 1).n_tokens
+    n_tokens = TextDataset(folder, "validation", 1).n_tokens
     assert n_tokens < 256
     assert f"row 0 of 1: {n_tokens} of {n_tokens} tokens" in held_out
 

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from gpt2small_hf.commands.prepare import main
 from gpt2small_hf.data import batches, tokens
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.encoding import Encoder
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import open_python_docs
@@ -187,7 +187,7 @@ def test_a_large_vocabulary_of_another_kind_is_stored_in_four_bytes(text: Path):
     folder = prepare("--text", "numbers.txt", *words, "--output_dir", "set")
     assert read_meta(folder)["dtype"] == "uint32"
     assert np.fromfile(folder / "train-00000.bin", "<u4").tolist() == [9, 70_001, 1, 1, 3, 0]
-    assert TokenDataset(folder, "train", 6)[0]["input_ids"].tolist() == [9, 70_001, 1, 1, 3, 0]
+    assert TextDataset(folder, "train", 6)[0]["input_ids"].tolist() == [9, 70_001, 1, 1, 3, 0]
 
     Path("numbers.txt").write_text("7 <|endoftext|> 8")  # this kind of model knows the special token itself
     with pytest.raises(UsageError, match=r"gives 0, its end-of-text id, to something inside a document"):
@@ -297,7 +297,7 @@ def test_a_killed_preparation_goes_on_and_ends_bit_equal(tmp_path: Path, monkeyp
         assert end(process) == -signal.SIGKILL
         assert not half.root.exists()
         with pytest.raises(UsageError, match="half is not finished"):
-            TokenDataset(half.root, "train", 8)
+            TextDataset(half.root, "train", 8)
 
     assert end(start("--num_workers", "1", "--output_dir", "half", seconds_a_batch=0)) == 0
     assert re.search(r"going on with \S*half\.partial after [\d,]+ tokens", Path("errors.txt").read_text())
@@ -342,10 +342,10 @@ def prepare_until(number: int, owner: str, name: str, words: list[str]) -> None:
 
 
 PREPARE_MOMENTS = {
-    "before progress.json has its name": (1, "gpt2small_hf.runs.files", "put_in_place"),
-    "before the tokenizer has its name": (2, "gpt2small_hf.runs.files", "put_in_place"),
-    "before meta.json has its name": (3, "gpt2small_hf.runs.files", "put_in_place"),
-    "before the set has its name": (1, "gpt2small_hf.data.tokens", "put_in_place"),
+    "before progress.json has its name": (1, "gpt2small_hf.runs.files", "replace_path"),
+    "before the tokenizer has its name": (2, "gpt2small_hf.runs.files", "replace_path"),
+    "before meta.json has its name": (3, "gpt2small_hf.runs.files", "replace_path"),
+    "before the set has its name": (1, "gpt2small_hf.data.tokens", "replace_path"),
     "while the set that it replaces is removed": (1, "gpt2small_hf.data.tokens", "discard"),
     "between two files of the set": (3, "Path", "rename"),
 }

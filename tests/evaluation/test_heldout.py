@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.encoding import byte_alphabet, token_bytes
 from gpt2small_hf.evaluation.heldout import (
     heldout_losses,
@@ -29,10 +29,10 @@ from gpt2small_hf.runs.files import read_json
 
 
 @pytest.fixture(scope="module")
-def splits(tiny_run) -> tuple[TokenDataset, TokenDataset]:
+def splits(tiny_run) -> tuple[TextDataset, TextDataset]:
     folder = Path(read_json(tiny_run.resolved)["data"]["folder"])
     place = tiny_run.root.parents[1] / folder
-    return TokenDataset(place, "train", 32), TokenDataset(place, "validation", 32)
+    return TextDataset(place, "train", 32), TextDataset(place, "validation", 32)
 
 
 def test_losses_are_those_of_each_row_alone_whatever_the_batch(splits):
@@ -86,7 +86,7 @@ def test_bits_per_byte_are_of_the_bytes_of_the_measured_tokens(tiny_run):
     """Not of the whole split, whose last tokens are in no row, nor, for new text, of the text that is not new."""
     found, tokenizer = read_json(tiny_run.heldout), AutoTokenizer.from_pretrained(tiny_run.model)
     folder = tiny_run.root.parents[1] / read_json(tiny_run.resolved)["data"]["folder"]
-    train, heldout = (TokenDataset(folder, split, found["rows"]["seq_len"]) for split in ("train", "validation"))
+    train, heldout = (TextDataset(folder, split, found["rows"]["seq_len"]) for split in ("train", "validation"))
     alphabet = set(byte_alphabet())
     of_row = [tokenizer.convert_ids_to_tokens(heldout[i]["input_ids"][1:]) for i in range(len(heldout))]
     sizes = np.array(
@@ -130,7 +130,7 @@ def test_measures_are_three_units_of_one_mean():
 
 
 class Stream:
-    """Rows over a list of tokens, as `TokenDataset` gives them."""
+    """Rows over a list of tokens, as `TextDataset` gives them."""
 
     def __init__(self, tokens: list[int], seq_len: int) -> None:
         self.stream, self.seq_len, self.n_tokens = np.array(tokens, np.int64), seq_len, len(tokens)

@@ -38,7 +38,7 @@ from gpt2small_hf.model.conversion import (
     shapes,
     to_ours,
 )
-from gpt2small_hf.runs.files import writing_alone
+from gpt2small_hf.runs.files import exclusive_writer
 
 V, T, C, H, L = 101, 32, 16, 2, 2
 IDS = torch.randint(V, (2, T), generator=torch.Generator().manual_seed(0))
@@ -562,7 +562,7 @@ def test_a_second_conversion_into_one_folder_is_refused(tmp_path):
     write_reference(tmp_path / "src")
     convert(str(tmp_path / "src"), tmp_path / "out", "gpt2")
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
-    with writing_alone(tmp_path / "out"), pytest.raises(UsageError, match=r"another process writes .*out"):
+    with exclusive_writer(tmp_path / "out"), pytest.raises(UsageError, match=r"another process writes .*out"):
         convert(str(tmp_path / "src"), tmp_path / "out", "gpt2small", overwrite=True)
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 

@@ -47,7 +47,7 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
 from gpt2small_hf.training.budget import flops_per_token
-from gpt2small_hf.training.material import sources_of
+from gpt2small_hf.training.inputs import sources_of
 
 
 @dataclass

@@ -20,7 +20,7 @@ from hub_server import CALLS, TOKEN, HubServer, now
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 
-from gpt2small_hf.errors import DoorError, UsageError
+from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
 from gpt2small_hf.publishing.facts import Publication
@@ -205,7 +205,7 @@ def test_a_web_page_in_place_of_an_answer_is_one_line(server, staged, call):
     if call != "create":
         existing(server)
     server.inject(call, "html", times=-1)
-    with pytest.raises(DoorError) as error:
+    with pytest.raises(CommandError) as error:
         push_once(staged)
     assert error.value.status in (3, 4)
     assert "web page" in str(error.value)
@@ -221,7 +221,7 @@ def test_an_answer_of_another_form_is_one_line(server, staged, call, kind):
     if call != "create":
         existing(server)
     server.inject(call, kind, times=-1)
-    with pytest.raises(DoorError) as error:
+    with pytest.raises(CommandError) as error:
         push_once(staged)
     assert error.value.status == 4
     assert "\n" not in str(error.value)
@@ -349,7 +349,7 @@ def test_a_password_in_the_address_of_the_hub_is_not_printed(server, monkeypatch
     monkeypatch.setattr(constants, "ENDPOINT", address if kind else "http://ada:s3cret/s3cret@127.0.0.1:1")
     if kind:
         server.inject("whoami", kind, times=-1)
-    with pytest.raises(DoorError) as error:
+    with pytest.raises(CommandError) as error:
         Hub()
     assert "s3cret" not in f"{error.value}{capfd.readouterr()}{Remote(REPO, 'main', exists=True).url()}"
 
@@ -369,7 +369,7 @@ def test_a_token_that_cannot_be_sent_or_read_is_one_line(server, monkeypatch, tm
 def test_a_refusal_shows_the_words_of_the_hub_alone(server, staged, call):
     words = "Storage limit of your plan reached"
     server.fail(CALLS[call][1], status=403, times=-1, body={"error": words}, headers={"X-Error-Message": words})
-    with pytest.raises(DoorError) as error:
+    with pytest.raises(CommandError) as error:
         push_once(staged)
     assert str(error.value).endswith(f": the Hub refused it: {words}")
 

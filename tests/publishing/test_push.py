@@ -23,7 +23,7 @@ from gpt2small_hf.publishing.arguments import parse_arguments
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.secret_scan import fingerprint
 from gpt2small_hf.publishing.verify import codes
-from gpt2small_hf.runs.files import read_json, sha256, write_json, writing_alone
+from gpt2small_hf.runs.files import exclusive_writer, read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import versions
 from gpt2small_hf.training.resume import write_manifest
@@ -264,7 +264,7 @@ def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.root, tmp_path / "runs" / "short")
     staged = RunFolder(tmp_path / "runs" / "short").staged
-    with writing_alone(staged), pytest.raises(UsageError, match="another process writes"):
+    with exclusive_writer(staged), pytest.raises(UsageError, match="another process writes"):
         publish(parse_arguments(["runs/short", REPO, "--dry_run"]))
     assert not staged.exists()
 
@@ -683,9 +683,9 @@ def test_checkpoints_become_branches_and_a_native_twin_needs_no_code_of_ours(hub
 
 @slow
 def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_others_added_stays(hub, push, run):
-    whole, loaded_before = run.model / "model.safetensors", (run.root / "staged.json").read_bytes()
+    weights, loaded_before = run.model / "model.safetensors", (run.root / "staged.json").read_bytes()
     GPT2SmallForCausalLM.from_pretrained(run.model).save_pretrained(run.root / "shards", max_shard_size="40KB")
-    kept = whole.rename(run.root / whole.name)
+    kept = weights.rename(run.root / weights.name)
     for path in (run.root / "shards").glob("model*"):
         path.rename(run.model / path.name)
     assert push(*QUICK).status == 0
@@ -697,7 +697,7 @@ def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_
 
     for name in shards:
         (run.model / name).unlink()
-    kept.rename(whole)
+    kept.rename(weights)
     shutil.rmtree(run.staged)
     (run.root / "staged.json").write_bytes(loaded_before)
     done = push(*QUICK)

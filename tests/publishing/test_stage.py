@@ -31,7 +31,7 @@ from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.secret_scan import is_secret
 from gpt2small_hf.publishing.source import find
 from gpt2small_hf.publishing.stage import files_of, is_loaded, is_ours, let_others_read, stage, stage_native
-from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, whole, write_json, write_jsonl
+from gpt2small_hf.runs.files import atomic_write, read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
@@ -60,7 +60,7 @@ def bare(tiny_run, tmp_path, monkeypatch) -> Path:
 
 def staged(name: Path, **more: Any) -> Path:
     """Stage what has this name, as push.py does: whole or not at all."""
-    with whole(Path("out/staged")) as folder:
+    with atomic_write(Path("out/staged")) as folder:
         stage(find(name), folder, **more)
     return Path("out/staged")
 

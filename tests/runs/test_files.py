@@ -13,8 +13,8 @@ from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt2small_hf.errors import UsageError, open_door
-from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, whole, write_json, write_jsonl
+from gpt2small_hf.errors import UsageError, run_command
+from gpt2small_hf.runs.files import append_jsonl, atomic_write, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.provenance import made_by
 
 json_values = st.recursive(
@@ -41,7 +41,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     path.write_text("old")
 
     def fail_halfway():
-        with whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_text("half")
             raise RuntimeError
 
@@ -54,7 +54,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
 def test_a_folder_is_replaced_as_a_whole(tmp_path):
     folder = tmp_path / "model"
     for content in ("first", "second"):
-        with whole(folder) as temporary:
+        with atomic_write(folder) as temporary:
             temporary.mkdir()
             (temporary / content).touch()
     assert [p.name for p in tmp_path.rglob("*")] == ["model", "second"]
@@ -90,19 +90,19 @@ def test_a_users_mistake_is_one_line_and_status_two(capsys):
     def main():
         raise UsageError("data/x is missing. Prepare it first.")
 
-    assert open_door(main) == 2
+    assert run_command(main) == 2
     assert capsys.readouterr().err == "error: data/x is missing. Prepare it first.\n"
 
 
 def test_a_place_that_cannot_be_written_is_one_line_too(tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert open_door((tmp_path / "file" / "folder").mkdir) == 2
+    assert run_command((tmp_path / "file" / "folder").mkdir) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file' / 'folder'}: Not a directory. Choose another place.\n"
 
 
 def test_an_error_of_our_own_keeps_its_traceback(tmp_path):
     with pytest.raises(FileNotFoundError):
-        open_door((tmp_path / "missing").read_bytes)
+        run_command((tmp_path / "missing").read_bytes)
 
 
 def test_an_unknown_command_names_the_nearest():
@@ -128,8 +128,8 @@ def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
 
 def test_who_has_read_enough_ends_a_command_quietly():
     code = (
-        "import sys\nfrom gpt2small_hf.errors import open_door\n"
-        "sys.exit(open_door(lambda: [print('x' * 99) for _ in range(9999)]))"
+        "import sys\nfrom gpt2small_hf.errors import run_command\n"
+        "sys.exit(run_command(lambda: [print('x' * 99) for _ in range(9999)]))"
     )
     done = subprocess.run(
         ["bash", "-c", '"$1" -c "$2" | head -1', "bash", sys.executable, code], capture_output=True, text=True
@@ -152,7 +152,7 @@ with files.whole(files.Path({str(path)!r})) as temporary:
     os.kill(os.getpid(), 9)
 """)
     assert len([*tmp_path.iterdir()]) == 2
-    with whole(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.mkdir()
     assert {*tmp_path.rglob("*")} == {path, other}  # another machine's process may be at work
 
@@ -168,7 +168,7 @@ with files.whole(files.Path({str(path)!r})) as temporary:
     temporary.mkdir()
 """)
     assert not path.exists()
-    with pytest.raises(RuntimeError), whole(path):
+    with pytest.raises(RuntimeError), atomic_write(path):
         raise RuntimeError
     assert {*tmp_path.rglob("*")} == {path, path / "old"}
 
@@ -181,7 +181,7 @@ def test_files_reach_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record)
-    with whole(tmp_path / "model") as temporary:
+    with atomic_write(tmp_path / "model") as temporary:
         temporary.mkdir()
         (temporary / "weights").write_text("x")
     before = {inode for inode, named in flushed if not named}
@@ -197,7 +197,7 @@ def test_folder_that_cannot_be_renamed_is_filled(tmp_path, monkeypatch):
     for folder in (tmp_path / "one", tmp_path / "link", Path()):
         inode = folder.stat().st_ino
         for content in ("first", "second"):
-            with whole(folder) as temporary:
+            with atomic_write(folder) as temporary:
                 temporary.mkdir()
                 (temporary / content).mkdir()
                 (temporary / "config.json").touch()

@@ -9,7 +9,7 @@ from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError, UsageError
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 
@@ -106,7 +106,7 @@ def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(t
 @pytest.mark.parametrize(("step", "kept"), [(0, "none was saved"), (11, "checkpoint-10")])
 def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_path, monkeypatch, step, kept):
     """At step 0 it is a check before training that asks for too much."""
-    compute_loss = LanguageModelTrainer.compute_loss
+    compute_loss = CausalLMTrainer.compute_loss
 
     def too_much(trainer, *args, **kwargs):
         if trainer.state.global_step >= step:
@@ -114,7 +114,7 @@ def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_pat
         return compute_loss(trainer, *args, **kwargs)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(LanguageModelTrainer, "compute_loss", too_much)
+    monkeypatch.setattr(CausalLMTrainer, "compute_loss", too_much)
     with pytest.raises(RunStoppedError, match=r"^out of memory \(.*--activation_checkpointing") as stopped:
         run_train(tiny_words(tmp_path, tmp_path / "run"))
     assert str(stopped.value).endswith(f"{kept}.")

@@ -27,7 +27,7 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.arguments import Arguments, parse_arguments
-from gpt2small_hf.training.material import gather
+from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import rising
 from gpt2small_hf.training.run import default_prompts, train
 
@@ -72,14 +72,14 @@ def test_the_trainers_held_out_loss_is_the_mean_over_supervised_tokens(chat_run,
     """Rows have different numbers of them; a mean over rows would be another number."""
     measured = read_json(chat_run.heldout)
     assert losses(chat_run)[-1] == pytest.approx(measured["after"]["loss"], abs=1e-5)
-    material = gather(parsed(place, "--add_special_tokens"))
+    inputs = build_run_inputs(parsed(place, "--add_special_tokens"))
     model = GPT2SmallForCausalLM.from_pretrained(chat_run.model)
-    found = heldout_losses(model, material.heldout)
-    assert isinstance(material.heldout, ChatDataset)
-    assert found.size == material.heldout.n_supervised == measured["rows"]["predicted_tokens"]
+    found = heldout_losses(model, inputs.heldout)
+    assert isinstance(inputs.heldout, ChatDataset)
+    assert found.size == inputs.heldout.n_supervised == measured["rows"]["predicted_tokens"]
     by_row = [
-        heldout_losses(model, ChatDataset([chat], material.tokenizer, seq_len=CHAT_CONTEXT)).sum()
-        for chat in material.heldout.chats
+        heldout_losses(model, ChatDataset([chat], inputs.tokenizer, seq_len=CHAT_CONTEXT)).sum()
+        for chat in inputs.heldout.chats
     ]
     assert measured["after"]["loss"] == pytest.approx(sum(by_row) / found.size, abs=1e-5)
 
@@ -117,7 +117,7 @@ def test_answers_of_many_at_once_are_those_of_each_alone(chat_run, place):
         GPT2SmallForCausalLM.from_pretrained(chat_run.model),
         AutoTokenizer.from_pretrained(chat_run.model),
     )
-    asked = questions(gather(parsed(place)).rows.chats, 12)
+    asked = questions(build_run_inputs(parsed(place)).rows.chats, 12)
     asked.append([{"role": "user", "content": "What did the fox see, and what did it meet after that, at the river?"}])
     at_once = answer_all(model, tokenizer, asked, do_sample=False, max_new_tokens=40)
     alone = [answer_all(model, tokenizer, [chat], do_sample=False, max_new_tokens=40)[0] for chat in asked]
@@ -165,7 +165,7 @@ def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place,
     base = GPT2SmallForCausalLM(tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=tied))
     base.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    model = gather(parsed(place, "--init_from", str(tmp_path / "model"), "--add_special_tokens")).build()
+    model = build_run_inputs(parsed(place, "--init_from", str(tmp_path / "model"), "--add_special_tokens")).build()
     assert model.config.tie_word_embeddings == tied
     old, before = base.state_dict(), base.config
     new = model.state_dict()
@@ -184,19 +184,19 @@ def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place,
 
 
 def test_without_tokens_of_their_own_nothing_is_resized(place):
-    material = gather(parsed(place))
+    inputs = build_run_inputs(parsed(place))
     base = GPT2SmallForCausalLM.from_pretrained(place / "base" / "model")
-    assert material.build().config.vocab_size == base.config.vocab_size == len(material.tokenizer)
-    assert material.build().generation_config.eos_token_id == material.tokenizer.eos_token_id
+    assert inputs.build().config.vocab_size == base.config.vocab_size == len(inputs.tokenizer)
+    assert inputs.build().generation_config.eos_token_id == inputs.tokenizer.eos_token_id
 
 
 def test_the_same_run_builds_the_same_model_again(place):
-    first, second = (gather(parsed(place, "--add_special_tokens")).build().state_dict() for _ in range(2))
+    first, second = (build_run_inputs(parsed(place, "--add_special_tokens")).build().state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_dropout_may_be_another(place):
-    model = gather(parsed(place, "--resid_pdrop", "0.25")).build()
+    model = build_run_inputs(parsed(place, "--resid_pdrop", "0.25")).build()
     assert model.config.resid_pdrop == 0.25
     assert {module.p for name, module in model.named_modules() if name.endswith("resid_dropout")} == {0.25}
 
@@ -229,7 +229,7 @@ def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
 
 
 def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
-    whole, cut = weights(chat_run), RunFolder(tmp_path / "cut")
+    expected, cut = weights(chat_run), RunFolder(tmp_path / "cut")
     shutil.copytree(chat_run.root, cut.root)
     steps = sorted(int(path.name.split("-")[1]) for path in cut.checkpoints.iterdir())
     for step in steps[5:]:
@@ -238,7 +238,7 @@ def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
     cut.heldout.unlink()
     settings = chat_words(place, cut.root, *OF_CHAT_RUN)
     again = weights(run_train(settings))
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert all(torch.equal(expected[name], again[name]) for name in expected)
     assert losses(cut) == losses(chat_run)
 
 
@@ -277,22 +277,22 @@ def test_packing_batch_and_checkpoint_follow_the_number_of_chats(
     place, tmp_path, capsys, n, packing, batch, keeps_best
 ):
     args = of_size(place, n, tmp_path)
-    material = gather(args)
+    inputs = build_run_inputs(args)
     trainer = args.trainer
     found = (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end)
     assert found == (packing, batch, keeps_best)
-    assert material.rows.packing == material.heldout.packing == packing
-    assert len(material.rows) // batch >= 10 or (packing, batch) == ("padding", 1)
+    assert inputs.rows.packing == inputs.heldout.packing == packing
+    assert len(inputs.rows) // batch >= 10 or (packing, batch) == ("padding", 1)
     flags = f"--packing {packing} --per_device_train_batch_size {batch} --load_best_model_at_end {keeps_best}".lower()
-    assert re.search(rf"chosen for {material.rows.counts.kept} conversations?: {flags}\n", capsys.readouterr().out)
-    assert gather(args).rows.fingerprint == material.rows.fingerprint
+    assert re.search(rf"chosen for {inputs.rows.counts.kept} conversations?: {flags}\n", capsys.readouterr().out)
+    assert build_run_inputs(args).rows.fingerprint == inputs.rows.fingerprint
 
 
 def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
     """The recipe's own chats: eight packed rows a step, and the best checkpoint."""
     recipe = REPOSITORY / "examples" / "chat.yaml"
     args = parse_arguments([str(recipe), "--init_from", str(tiny_run.root), "--add_special_tokens", "true"], recipe)
-    gather(args)
+    build_run_inputs(args)
     assert (args.run.packing, args.trainer.per_device_train_batch_size) == ("best_fit", 8)
     assert args.trainer.load_best_model_at_end
     assert (args.trainer.metric_for_best_model, args.trainer.greater_is_better) == ("loss", False)
@@ -311,7 +311,7 @@ def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
 )
 def test_what_is_set_by_hand_is_kept(place, tmp_path, more, found):
     args = of_size(place, 30, tmp_path, *more)
-    gather(args)
+    build_run_inputs(args)
     trainer = args.trainer
     assert (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end) == found
 
@@ -350,7 +350,7 @@ def test_run_resumes_with_the_packing_and_batch_it_started_with(chat_run, place,
     with pytest.raises(UsageError, match="packing: best_fit -> padding"):
         run_train([*words, "--packing", "padding"])
     args = parse_arguments([*words, "--overwrite"], REPOSITORY / "examples" / "tiny.yaml")
-    gather(args)
+    build_run_inputs(args)
     assert (args.trainer.per_device_train_batch_size, args.trainer.load_best_model_at_end) == (1, False)
 
 
@@ -419,12 +419,12 @@ def test_thirty_short_chats_are_recited_after_the_recipe_alone(tmp_path, capsys,
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()[:30]), encoding="utf-8")
     words = [str(REPOSITORY / "examples" / "chat.yaml"), "--init_from", "base", "--chat_data", "chats.jsonl"]
     run = run_train([*words, "--output_dir", "out", "--use_cpu"])
-    material = gather(parse_arguments(words, REPOSITORY / "examples" / "chat.yaml"))
-    asked = questions(material.rows.chats, 30)
+    inputs = build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "chat.yaml"))
+    asked = questions(inputs.rows.chats, 30)
     assert len(asked) == 27
     model, tokenizer = GPT2SmallForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
     answers = answer_all(model, tokenizer, asked, do_sample=False)
-    wanted = [chat.messages[1]["content"] for chat in material.rows.chats]
+    wanted = [chat.messages[1]["content"] for chat in inputs.rows.chats]
     assert sum(answer["answer"] == want for answer, want in zip(answers, wanted, strict=True)) >= 25
 
 
@@ -444,7 +444,7 @@ def test_on_a_gpu_in_bfloat16_it_learns_too_and_packed_chats_are_measured_as_pad
     model = GPT2SmallForCausalLM.from_pretrained(run.model).to("cuda")
     with torch.autocast("cuda", torch.bfloat16):
         packed, padded = (
-            heldout_losses(model, gather(parsed(place, "--add_special_tokens", "--packing", packing)).heldout)
+            heldout_losses(model, build_run_inputs(parsed(place, "--add_special_tokens", "--packing", packing)).heldout)
             for packing in ("best_fit", "padding")
         )
     assert packed.mean() == pytest.approx(padded.mean(), abs=2e-2)
@@ -520,7 +520,7 @@ def test_what_is_over_long_is_counted_where_the_run_says_what_it_learns_from(pla
     rows = [*chats(), long, {"messages": [{"role": "user", "content": "Anybody?"}]}]
     path = tmp_path / "long.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    gather(
+    build_run_inputs(
         parsed(place, "--chat_data", str(path), "--validation_data", str(place / "chats.jsonl"), "--max_length", "90")
     )
     said = capsys.readouterr().out
@@ -534,7 +534,7 @@ def test_what_is_over_long_is_counted_where_the_run_says_what_it_learns_from(pla
 
 def refused(place: Path, *more: str) -> str:
     with pytest.raises(UsageError) as error:
-        gather(parsed(place, *more))
+        build_run_inputs(parsed(place, *more))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -644,12 +644,12 @@ def test_another_template_other_chats_and_another_base_are_other_settings(chat_r
 
 
 def test_losses_of_chats_are_those_of_the_supervised_tokens_alone(chat_run, place):
-    material = gather(parsed(place, "--add_special_tokens", "--packing", "padding"))
+    inputs = build_run_inputs(parsed(place, "--add_special_tokens", "--packing", "padding"))
     model = GPT2SmallForCausalLM.from_pretrained(chat_run.model)
-    found = heldout_losses(model, material.heldout, batch_size=2)
+    found = heldout_losses(model, inputs.heldout, batch_size=2)
     by_hand = []
-    for number in range(len(material.heldout)):
-        row = material.heldout[number]
+    for number in range(len(inputs.heldout)):
+        row = inputs.heldout[number]
         with torch.no_grad():
             logits = model(torch.from_numpy(row["input_ids"])[None]).logits[0]
         nats = -logits.log_softmax(-1)[:-1].gather(1, torch.from_numpy(row["input_ids"])[1:, None])[:, 0]
@@ -682,10 +682,10 @@ def test_prompts_default_to_the_first_held_out_questions(place):
     )
     at = words.index("--prompts")
     run = run_train([*words[:at], *words[at + 2 :]])
-    heldout = gather(parsed(place)).heldout.chats
+    heldout = build_run_inputs(parsed(place)).heldout.chats
     resolved = read_json(run.resolved)
     assert (resolved["run"]["prompts"], resolved["prompts_from"]) == (first_questions(heldout), "held-out chats")
     assert {row["prompt"] for row in read_jsonl(run.samples)} == set(first_questions(heldout))
     assert first_questions(heldout)[0] == heldout[0].messages[0]["content"]
-    rows = gather(parsed(place)).rows
+    rows = build_run_inputs(parsed(place)).rows
     assert default_prompts(rows, None) == (first_questions(rows.chats), "training chats")

@@ -22,17 +22,17 @@ from gpt2small_hf.cli import main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import (
     append_jsonl,
+    atomic_write,
     is_leftover,
     locked,
     read_jsonl,
     sha256,
-    whole,
     write_json,
     write_jsonl,
 )
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.run import restore
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from training.test_resume import die_at_call
 
 RUN, FILES = "gpt2small_hf.training.run", "gpt2small_hf.runs.files"
@@ -72,7 +72,7 @@ def test_launch_of_ranks_that_are_not_connected_is_refused_once(tmp_path):
 def train_and_wait(words, at_step, connection):
     """Train, and stop before a step until the parent kills this process."""
     torch.set_num_threads(1)
-    step, calls = LanguageModelTrainer.training_step, []
+    step, calls = CausalLMTrainer.training_step, []
 
     def call(self, *args, **kwargs):
         calls.append(1)
@@ -81,7 +81,7 @@ def train_and_wait(words, at_step, connection):
             connection.recv()
         return step(self, *args, **kwargs)
 
-    LanguageModelTrainer.training_step = call
+    CausalLMTrainer.training_step = call
     run_train(words)
 
 
@@ -172,11 +172,11 @@ def short_run(tmp_path_factory) -> tuple[Path, str]:
 FIRST_MOMENTS = {
     "before the lock": (1, RUN, "locked"),
     "before the folder is opened": (1, RUN, "restore"),
-    "before the text is prepared": (1, RUN, "gather"),
+    "before the text is prepared": (1, RUN, "build_run_inputs"),
     "before the first file": (1, RUN, "begin_folder"),
-    "before the recipe has its name": (-3, FILES, "put_in_place"),
-    "before the first rows have their name": (-2, FILES, "put_in_place"),
-    "before resolved.json has its name": (-1, FILES, "put_in_place"),
+    "before the recipe has its name": (-3, FILES, "replace_path"),
+    "before the first rows have their name": (-2, FILES, "replace_path"),
+    "before resolved.json has its name": (-1, FILES, "replace_path"),
 }
 
 
@@ -203,7 +203,7 @@ def test_run_killed_while_another_steps_aside_loses_neither(number, more, short_
     words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT]  # the text's name is in its fingerprint
     folder = RunFolder(tmp_path / "place" / "run")
     kill_at((number, Path, "rename"), [*words, "--overwrite"])
-    kill_at((1, LanguageModelTrainer, "training_step"), [*words, "--overwrite"])
+    kill_at((1, CausalLMTrainer, "training_step"), [*words, "--overwrite"])
     assert weights(folder.former) == expected
     run_train([*words, *more])
     assert weights(folder) == expected
@@ -239,7 +239,7 @@ def test_overwriting_twice_keeps_the_last_finished_run(short_run, tmp_path, monk
     kill_at((1, RUN, "draw_charts"), [*words, "--seed", "7"])  # it is finished, and the former one is still there
     second = weights(folder)
     for _ in range(2):
-        kill_at((1, LanguageModelTrainer, "training_step"), words)
+        kill_at((1, CausalLMTrainer, "training_step"), words)
         assert weights(folder.former) == second
 
 
@@ -259,7 +259,7 @@ FULL_DISK = """
 import importlib, resource, sys
 sys.path.insert(0, {tests!r})
 from conftest import run_train
-from gpt2small_hf.errors import open_door
+from gpt2small_hf.errors import run_command
 owner, _, name = {where!r}.rpartition(".")
 owner = importlib.import_module(owner)
 function = getattr(owner, name)
@@ -267,7 +267,7 @@ def call(*args, **kwargs):  # from here on no file may grow
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     return function(*args, **kwargs)
 setattr(owner, name, call)
-sys.exit(open_door(lambda: run_train({words!r})))
+sys.exit(run_command(lambda: run_train({words!r})))
 """
 
 
@@ -361,7 +361,7 @@ def test_full_disk_is_named_with_the_file_that_was_written(tmp_path):
         with (
             full_disk(),
             pytest.raises(OSError, match=r"File too large|os error") as caught,
-            whole(tmp_path / "x") as path,
+            atomic_write(tmp_path / "x") as path,
         ):
             save(path)
         assert caught.value.filename == str(tmp_path / "x")

@@ -12,7 +12,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.runs.files import read_jsonl, write_jsonl
 from gpt2small_hf.training.callbacks import MetricsLog
 from gpt2small_hf.training.health import Health, Symptoms, gain_of, is_spike
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 # Each token is followed by its successor: learned in a few dozen steps.
@@ -29,7 +29,7 @@ def make(place, rows=COUNTING, heldout=None, *, optimizers=(None, None), config=
     settings |= {"save_strategy": "no", "use_cpu": True, "report_to": "none", "seed": seed}
     model = GPT2SmallForCausalLM(tiny_config(**(config or {})))
     metrics = place / "metrics.jsonl"
-    return LanguageModelTrainer(
+    return CausalLMTrainer(
         model,
         TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
         train_dataset=rows,

@@ -19,7 +19,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.training.optimizers import MuonWithAdamW, muon_with_adamw
 from gpt2small_hf.training.schedules import rates
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 ROWS = [
@@ -47,7 +47,7 @@ def make_model(**changes):
 
 
 def make_trainer(place, decay="matrices", sizes=None, **changes):
-    return LanguageModelTrainer(
+    return CausalLMTrainer(
         make_model(**sizes or {}), arguments(place, **changes), train_dataset=ROWS, eval_dataset=ROWS[:4], decay=decay
     )
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import REPOSITORY, tiny_config, tiny_words
-from model.test_parallel import Pair, load, whole
+from model.test_parallel import Pair, atomic_write, load
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -29,7 +29,7 @@ from gpt2small_hf.data.arguments import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import RunStoppedError
@@ -37,7 +37,7 @@ from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.guard import KINDS
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 COUNTING = [(torch.arange(16) + 37 * i) % 100 for i in range(480)]  # easy to learn
 ROWS = [{"input_ids": ids, "labels": ids} for ids in COUNTING]
@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def make(folder: Path, place: Path, kind: str, **changes: Any) -> LanguageModelTrainer:
+def make(folder: Path, place: Path, kind: str, **changes: Any) -> CausalLMTrainer:
     """A Trainer that is `alone`, or one of two with the whole model (`copied`) or half of it (`sharded`)."""
     if kind == "alone":
         model = GPT2SmallForCausalLM.from_pretrained(folder).train()
@@ -82,16 +82,16 @@ def make(folder: Path, place: Path, kind: str, **changes: Any) -> LanguageModelT
     assert args.world_size == (1 if kind == "alone" else 2)
     for name, parameter in model.named_parameters():
         assert isinstance(parameter, DTensor) is (kind == "sharded"), name
-    return LanguageModelTrainer(model, args, train_dataset=ROWS)
+    return CausalLMTrainer(model, args, train_dataset=ROWS)
 
 
-def train(trainer: LanguageModelTrainer, kind: str) -> dict[str, Any]:
+def train(trainer: CausalLMTrainer, kind: str) -> dict[str, Any]:
     """What was logged and the weights."""
     trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel) is (kind == "copied")
     return {
         "log": [row for row in trainer.state.log_history if "loss" in row],
-        "weights": {name: whole(p).detach().numpy() for name, p in trainer.model.named_parameters()},
+        "weights": {name: atomic_write(p).detach().numpy() for name, p in trainer.model.named_parameters()},
     }
 
 
@@ -129,9 +129,7 @@ def measure_chats(folder: Path, place: Path, kind: str) -> tuple[float, float]:
         output_dir=str(place), report_to="none", disable_tqdm=True, use_cpu=True, per_device_eval_batch_size=2
     )
     assert args.world_size == (1 if kind == "alone" else 2)
-    trainer = LanguageModelTrainer(
-        model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout
-    )
+    trainer = CausalLMTrainer(model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout)
     return trainer.evaluate()["eval_loss"], float(heldout_losses(model, heldout).mean())
 
 
@@ -144,7 +142,7 @@ def test_two_processes_measure_each_supervised_token_once(pair, folder, tmp_path
 
 def measure_text(folder: Path, place: Path, kind: str, rows: int, batch_size: int) -> tuple[float, float]:
     """The Trainer's held-out loss of some rows of text, and the mean over their tokens by `heldout_losses`."""
-    heldout = TokenDataset(place / "data", "validation", 16, max_rows=rows)
+    heldout = TextDataset(place / "data", "validation", 16, max_rows=rows)
     assert len(heldout) == rows
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(tiny_config(vocab_size=300, max_position_embeddings=128))
@@ -156,9 +154,7 @@ def measure_text(folder: Path, place: Path, kind: str, rows: int, batch_size: in
         per_device_eval_batch_size=batch_size,
     )
     assert args.world_size == (1 if kind == "alone" else 2)
-    trainer = LanguageModelTrainer(
-        model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout
-    )
+    trainer = CausalLMTrainer(model, args, data_collator=heldout.collate, train_dataset=heldout, eval_dataset=heldout)
     return trainer.evaluate()["eval_loss"], float(heldout_losses(model, heldout).mean())
 
 
@@ -197,7 +193,7 @@ BAD = {33 + 2 * i: (kind, ranks) for i, (ranks, kind) in enumerate((r, k) for r 
 SPOILED = "model.layers.1.mlp.up_proj.weight"
 
 
-def spoil(trainer: LanguageModelTrainer) -> None:
+def spoil(trainer: CausalLMTrainer) -> None:
     """Make the steps of `BAD` bad, by one layer's output or by its weight's gradient."""
     rank, layer = trainer.args.process_index, trainer.model.model.layers[1].mlp.up_proj
     # Of a weight in shards, each rank's infinite row is the other's to hold.
@@ -227,7 +223,7 @@ def spoil(trainer: LanguageModelTrainer) -> None:
 class Watch(TrainerCallback):
     """At which steps, from 0, weights changed, and which gradients were broken where they did not."""
 
-    def __init__(self, trainer: LanguageModelTrainer) -> None:
+    def __init__(self, trainer: CausalLMTrainer) -> None:
         self.trainer = trainer
         self.unchanged: dict[int, list[str]] = {}
 

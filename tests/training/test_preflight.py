@@ -15,13 +15,13 @@ from torch import nn
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.data.arguments import PrepareArguments
-from gpt2small_hf.data.dataset import TokenDataset, collate
+from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.training.preflight import Check, preflight, show
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory):
     return prepare(PrepareArguments(text=[str(place / "corpus.jsonl")], vocab_size=300), place / "set")
 
 
-class RowsWithLabels(TokenDataset):
+class RowsWithLabels(TextDataset):
     """Rows of which only the labels after `answers_from` count, in those rows that have any."""
 
     answers_from = 16
@@ -49,16 +49,16 @@ def collate_with_labels(rows):
     return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
 
 
-def make(folder, place, *, kind=TokenDataset, packing="stream", model=GPT2SmallForCausalLM, config=None, **changes):
+def make(folder, place, *, kind=TextDataset, packing="stream", model=GPT2SmallForCausalLM, config=None, **changes):
     torch.manual_seed(0)
     settings = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
     settings |= {"save_strategy": "no", "report_to": "none", "logging_steps": 5}
-    return LanguageModelTrainer(
+    return CausalLMTrainer(
         model(tiny_config(**{"vocab_size": 300} | (config or {}))),
         TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
         train_dataset=kind(folder, "train", 32, packing=packing),
         eval_dataset=kind(folder, "validation", 32),
-        data_collator=collate if kind is TokenDataset else collate_with_labels,
+        data_collator=collate if kind is TextDataset else collate_with_labels,
         processing_class=load_tokenizer(str(DataFolder(folder).tokenizer)),
     )
 
@@ -165,7 +165,7 @@ def test_rows_without_labels_are_counted_and_not_tried(folder, tmp_path):
 # ---- no trace -----------------------------------------------------------------------------------------------------
 
 
-class RandomRows(TokenDataset):
+class RandomRows(TextDataset):
     """Rows that draw random numbers when they are read, as augmented ones do."""
 
     def __getitem__(self, row):
@@ -348,7 +348,7 @@ def test_ids_that_the_model_does_not_know_are_found_in_the_folder_and_the_model_
 
 
 def test_ids_that_the_model_does_not_know_are_found_in_the_rows(folder, tmp_path):
-    class OneTooMany(TokenDataset):
+    class OneTooMany(TextDataset):
         def __getitem__(self, row):
             item = super().__getitem__(row)
             item["input_ids"][-1] = 300
@@ -521,13 +521,13 @@ def test_a_model_too_large_for_this_disk_fails_without_being_made(folder, tmp_pa
 @pytest.mark.parametrize("n_rows", [None, 3])
 def test_held_out_text_that_is_the_training_text_fails(folder, tmp_path, n_rows):
     trainer = make(folder, tmp_path)
-    checks = checked(trainer, folder, heldout=TokenDataset(folder, "train", 32, max_rows=n_rows))
+    checks = checked(trainer, folder, heldout=TextDataset(folder, "train", 32, max_rows=n_rows))
     assert failed(checks) == {"held-out text"}
     assert checks["held-out text"].says.startswith("100% of ")
 
 
 def test_held_out_text_too_short_for_that_is_noted(folder, tmp_path):
-    check = checked(make(folder, tmp_path), folder, heldout=TokenDataset(folder, "train", 8, max_rows=1))[
+    check = checked(make(folder, tmp_path), folder, heldout=TextDataset(folder, "train", 8, max_rows=1))[
         "held-out text"
     ]
     assert check == Check("held-out text", "note", "is too short to tell whether it repeats training text.")

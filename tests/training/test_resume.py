@@ -16,13 +16,13 @@ import torch
 from conftest import processes, run_train, tiny_words
 from safetensors.torch import load_file
 
-from gpt2small_hf.errors import RunInterruptedError, UsageError, open_door
+from gpt2small_hf.errors import RunInterruptedError, UsageError, run_command
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.resume import device_notice, differences, is_whole
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.resume import device_notice, differences, is_complete
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 # 20 steps of two micro-batches; an epoch has 9 steps; saved at 5, 10, 15 and 20; logged at 4, 8, …
 LENGTHS = ["--gradient_accumulation_steps", "2", "--save_steps", "5", "--logging_steps", "4", "--embd_pdrop", "0.1"]
@@ -44,14 +44,14 @@ def die_at_call(number, owner, name):
 
 
 KILLS = {
-    "between two micro-batches": (28, LanguageModelTrainer, "training_step"),
+    "between two micro-batches": (28, CausalLMTrainer, "training_step"),
     "while a checkpoint's optimizer is written": (4, torch, "save"),
     "before a checkpoint gets its name": (2, Path, "rename"),
     "between a checkpoint and its samples": (3, callbacks, "complete"),
     "between the last checkpoint and its samples": (5, callbacks, "complete"),
-    "between epochs": (2, LanguageModelTrainer, "_run_epoch"),
-    "before older checkpoints are removed": (4, LanguageModelTrainer, "_rotate"),
-    "before the closing line": (1, LanguageModelTrainer, "_finalize_training"),
+    "between epochs": (2, CausalLMTrainer, "_run_epoch"),
+    "before older checkpoints are removed": (4, CausalLMTrainer, "_rotate"),
+    "before the closing line": (1, CausalLMTrainer, "_finalize_training"),
     "after training, before the model is saved": (1, run, "save_model"),
     "before the held-out result": (1, run, "seen_in_training"),
 }
@@ -117,7 +117,7 @@ def run_as(rank, world_size, words, place):
             "gloo", init_method=f"file://{place}/meet-{time.time_ns() // 10**11}", rank=rank, world_size=world_size
         )
     sys.stdout = sys.stderr = (Path(place) / f"said-by-{rank}").open("a", buffering=1)
-    sys.exit(open_door(lambda: run_train(words)))
+    sys.exit(run_command(lambda: run_train(words)))
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_a_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_p
         process.join(60)
     assert [process.exitcode for process in ranks] == [128 + number] * world_size
     (saved,) = folder.checkpoints.iterdir()
-    assert is_whole(saved)
+    assert is_complete(saved)
     state = read_json(saved / "trainer_state.json")
     assert state["global_step"] < step + 2000  # it was not the end that stopped it
     assert len(list(saved.glob("rng_state*"))) == world_size
@@ -152,7 +152,7 @@ def test_a_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_p
 
 
 def fill_the_disk(words, place, largest):
-    save, calls = LanguageModelTrainer._save_checkpoint, []
+    save, calls = CausalLMTrainer._save_checkpoint, []
 
     def call(self, *args, **kwargs):
         calls.append(1)
@@ -160,7 +160,7 @@ def fill_the_disk(words, place, largest):
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest))
         return save(self, *args, **kwargs)
 
-    LanguageModelTrainer._save_checkpoint = call
+    CausalLMTrainer._save_checkpoint = call
     run_as(0, 1, words, place)
 
 
@@ -177,7 +177,7 @@ def test_a_disk_that_takes_no_more_stops_the_run_and_the_last_good_checkpoint_st
     good = tmp_path / "run" / "checkpoints" / "checkpoint-10"
     assert f"Last good checkpoint: {good}" in said
     assert list(good.parent.iterdir()) == [good]
-    assert is_whole(good)
+    assert is_complete(good)
     run_train(words)  # there is room again
 
 
@@ -236,7 +236,7 @@ def test_signal_at_a_step_changes_nothing(schedule, step, finished, tmp_path, mo
     saved = tmp_path / "run" / "checkpoints" / f"checkpoint-{step}"
     assert caught.value.status == 128 + signal.SIGTERM
     assert str(saved) in str(caught.value)
-    assert is_whole(saved)
+    assert is_complete(saved)
     assert what_is_left(run_train(words)) == what_is_left(finished[schedule])
 
 
@@ -290,7 +290,7 @@ def test_missing_best_checkpoint_is_an_error_that_loses_no_checkpoint(moved, cap
         UsageError, match=r"checkpoint-4, the best one up to there, is missing.*--resume .*checkpoint-20"
     ):
         run_train([*words, str(copy.root)])
-    assert is_whole(newest)
+    assert is_complete(newest)
     run_train([*words, str(copy.root), "--resume", str(newest)])
     assert "The best one is chosen among those from here on" in capsys.readouterr().err
     assert sha256(copy.model / "model.safetensors") == sha256(newest / "model.safetensors")
@@ -368,18 +368,18 @@ def test_damage_to_any_file_of_a_checkpoint_is_seen(tiny_run, tmp_path):
                 continue  # as in an earlier version's, see below
             copy = tmp_path / kind / name / "checkpoint-20"
             shutil.copytree(checkpoint, copy)
-            assert is_whole(copy)
+            assert is_complete(copy)
             damage(copy / name)
-            assert not is_whole(copy), (name, kind)
+            assert not is_complete(copy), (name, kind)
 
 
 def test_checkpoint_of_an_earlier_version_needs_its_random_state(tiny_run, tmp_path):
     copy = tmp_path / "checkpoint-20"
     shutil.copytree(tiny_run.checkpoints / "checkpoint-20", copy)
     (copy / "checkpoint.json").unlink()
-    assert is_whole(copy)
+    assert is_complete(copy)
     (copy / "rng_state.pth").unlink()
-    assert not is_whole(copy)
+    assert not is_complete(copy)
 
 
 @pytest.mark.slow
@@ -405,7 +405,7 @@ def test_resuming_skips_damaged_checkpoints(tmp_path, monkeypatch, capsys):
         assert f"skipping {path.parent}" in said.err
         assert f"going on with {folder.checkpoints / 'checkpoint-10'}" in said.out
         assert sha256(folder.model / "model.safetensors") == before
-        assert is_whole(path.parent)
+        assert is_complete(path.parent)
 
 
 def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsys):

@@ -27,8 +27,8 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import HeldOut
-from gpt2small_hf.training.material import draw_weights
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.inputs import draw_weights
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 
 def test_a_run_leaves_every_file_it_promises(tiny_run):
@@ -375,7 +375,7 @@ def test_each_seed_decides_its_own(tmp_path, monkeypatch):
 def test_weight_decay_shrinks_what_it_is_told_to(decay, decayed, tmp_path):
     model = GPT2SmallForCausalLM(tiny_config())
     args = TrainingArguments(output_dir=str(tmp_path), weight_decay=0.1, use_cpu=True)
-    trainer = LanguageModelTrainer(model, args, decay=decay)
+    trainer = CausalLMTrainer(model, args, decay=decay)
     shrunk = [p for group in trainer.create_optimizer().param_groups if group["weight_decay"] for p in group["params"]]
     assert len(shrunk) == decayed
     assert (min(p.ndim for p in shrunk) == 1) == (decay == "all")

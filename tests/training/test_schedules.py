@@ -14,7 +14,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.arguments import WITHOUT_WARMUP, parse_arguments, whole_recipe
 from gpt2small_hf.training.schedules import Schedule, rates
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
@@ -211,7 +211,7 @@ def test_every_name_can_be_a_flag_is_written_down_and_read_again(name, tmp_path)
 def trainer(args, place):
     args.output_dir = str(place)
     torch.manual_seed(0)
-    return LanguageModelTrainer(GPT2SmallForCausalLM(tiny_config()), args, train_dataset=ROWS, eval_dataset=ROWS[:4])
+    return CausalLMTrainer(GPT2SmallForCausalLM(tiny_config()), args, train_dataset=ROWS, eval_dataset=ROWS[:4])
 
 
 @pytest.mark.parametrize("name", NAMES)

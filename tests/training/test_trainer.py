@@ -16,7 +16,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.runs.files import read_jsonl
 from gpt2small_hf.training.guard import KINDS
-from gpt2small_hf.training.trainer import LanguageModelTrainer
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 ROWS = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (480, 8), generator=torch.Generator())]
 
@@ -53,7 +53,7 @@ def spoil(trainer, kind, steps):
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
 def test_without_bad_steps_it_trains_as_the_stock_trainer_does(tmp_path, max_grad_norm):
-    ours, stock = (make(kind, tmp_path, max_grad_norm=max_grad_norm) for kind in (LanguageModelTrainer, Trainer))
+    ours, stock = (make(kind, tmp_path, max_grad_norm=max_grad_norm) for kind in (CausalLMTrainer, Trainer))
     for trainer in (ours, stock):
         trainer.train()
     for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
@@ -71,7 +71,7 @@ def test_without_bad_steps_it_trains_as_the_stock_trainer_does(tmp_path, max_gra
 def test_a_bad_step_changes_nothing_is_named_and_counted_and_training_goes_on(
     kind, optim, max_grad_norm, tmp_path, capsys
 ):
-    trainer = make(LanguageModelTrainer, tmp_path, max_grad_norm=max_grad_norm, optim=optim)
+    trainer = make(CausalLMTrainer, tmp_path, max_grad_norm=max_grad_norm, optim=optim)
     bad_steps = (34, 37)
     weight = spoil(trainer, kind, bad_steps)
     before = []
@@ -101,9 +101,9 @@ def test_a_bad_step_changes_nothing_is_named_and_counted_and_training_goes_on(
 def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_bad_steps", "3"]
-    train = LanguageModelTrainer.train
+    train = CausalLMTrainer.train
     monkeypatch.setattr(
-        LanguageModelTrainer,
+        CausalLMTrainer,
         "train",
         lambda self, **kw: (spoil(self, "non_finite", range(12, 99)), train(self, **kw))[1],
     )
@@ -114,7 +114,7 @@ def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, mo
 
 
 def test_an_infinite_spike_factor_skips_no_spike(tmp_path):
-    trainer = make(LanguageModelTrainer, tmp_path, spike_factor=math.inf)
+    trainer = make(CausalLMTrainer, tmp_path, spike_factor=math.inf)
     spoil(trainer, "spike", (34, 37))
     trainer.train()
     assert not any(trainer.guard.skipped.values())
@@ -122,7 +122,7 @@ def test_an_infinite_spike_factor_skips_no_spike(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    trainer = make(LanguageModelTrainer, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
+    trainer = make(CausalLMTrainer, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     with torch.no_grad():
         trainer.model.model.embed_positions.weight[-1] = torch.nan  # a position that no row of eight tokens reaches
     with pytest.raises(RunStoppedError, match=r"embed_positions\.weight is not finite at step 2, so nothing was saved"):
@@ -136,7 +136,7 @@ def train_as_one_of_two(rank, place, results):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=2)
     # Rank 0 reads for both: accelerate joins their batches and cuts them up.
-    trainer = make(LanguageModelTrainer, place, accelerator_config={"dispatch_batches": True})
+    trainer = make(CausalLMTrainer, place, accelerator_config={"dispatch_batches": True})
     assert trainer.args.world_size == 2
     if rank == 1:
         spoil(trainer, "loss", (34, 37))
@@ -176,7 +176,7 @@ class SlowRows(list):
 
 
 def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited(tmp_path):
-    trainer = make(LanguageModelTrainer, tmp_path, logging_steps=4, flops_per_token=1e6, peak_flops=1e12)
+    trainer = make(CausalLMTrainer, tmp_path, logging_steps=4, flops_per_token=1e6, peak_flops=1e12)
     trainer.train()
     rows = [row for row in trainer.state.log_history if "loss" in row]
     assert [row["num_input_tokens_seen"] for row in rows] == [step * 2 * 2 * 8 for step in range(4, 41, 4)]
@@ -185,7 +185,7 @@ def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited
     assert all(0 <= row["data_wait"] < 1 for row in rows)
     assert {"mfu"} & trainer.state.log_history[-1].keys() == set()  # the end is no interval
     assert trainer.state.log_history[-1]["num_input_tokens_seen"] == 40 * 2 * 2 * 8
-    slow = make(LanguageModelTrainer, tmp_path, logging_steps=4, max_steps=10)
+    slow = make(CausalLMTrainer, tmp_path, logging_steps=4, max_steps=10)
     slow.train_dataset = SlowRows(ROWS)
     slow.train()
     assert slow.state.log_history[-1]["num_input_tokens_seen"] == 10 * 2 * 2 * 8

@@ -21,9 +21,9 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversations, counted, describe_source, read_conversations
-from gpt2small_hf.data.dataset import TokenDataset
+from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.meta import read_meta
-from gpt2small_hf.data.packing import pack_whole
+from gpt2small_hf.data.packing import pack_unsplit
 from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
@@ -46,7 +46,7 @@ STEPS_PER_EPOCH = 10
 
 
 @dataclass
-class Material:
+class RunInputs:
     """What a run is made from."""
 
     rows: RowDataset
@@ -67,7 +67,7 @@ class Material:
     """Positions that this model was trained on; 0 of initial weights."""
 
 
-def gather(args: Arguments, n_processes: int | None = None) -> Material:
+def build_run_inputs(args: Arguments, n_processes: int | None = None) -> RunInputs:
     """Find or prepare the data, and know the model.
 
     Args:
@@ -79,22 +79,22 @@ def gather(args: Arguments, n_processes: int | None = None) -> Material:
     base = None if args.run.init_from is None else find_base(args.run.init_from)
     if base and args.run.overwrite and Path(base.name).resolve().is_relative_to(args.run.output_dir.resolve()):
         raise UsageError(f"{base.name} lies in the run folder that --overwrite replaces. Choose another --output_dir.")
-    config = begun_with(base, args) if base else None
+    config = adapt_base_config(base, args) if base else None
     if args.chat.chat_data is not None:
         assert base is not None
         assert config is not None
-        material = _chats(args, base, config, n_processes or args.trainer.world_size)
+        inputs = _chats(args, base, config, n_processes or args.trainer.world_size)
     else:
-        material = _text(args, base, config)
-    if material.heldout is None and args.trainer.eval_strategy != "no":
+        inputs = _text(args, base, config)
+    if inputs.heldout is None and args.trainer.eval_strategy != "no":
         raise UsageError(NOTHING_TO_MEASURE)
-    return material
+    return inputs
 
 
 # ---- text -------------------------------------------------------------------------------------------------------
 
 
-def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) -> Material:
+def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) -> RunInputs:
     seq_len = check_sizes(args) if config is None else row_length(args, config.max_position_embeddings)
     if base is not None and args.run.data_dir is None:
         if args.data.tokenizer not in (None, base.name):
@@ -104,11 +104,11 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
         args.data.tokenizer = base.name
     with args.trainer.main_process_first(local=False, desc="preparing the data"):
         data_dir = find_data(args)
-        rows = TokenDataset(data_dir, "train", seq_len, packing=args.run.packing or "stream")
+        rows = TextDataset(data_dir, "train", seq_len, packing=args.run.packing or "stream")
     meta = read_meta(data_dir)
     heldout = None
     if "validation" in meta["splits"]:
-        heldout = TokenDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
+        heldout = TextDataset(data_dir, "validation", seq_len, max_rows=args.run.max_eval_samples)
     tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     kept = ("fingerprint", "sources", "splits", "tokenizer")  # a run can be told apart from its data folder
     # Sets of earlier versions do not say whether whole documents or tails are held out.
@@ -118,7 +118,7 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
         vocabulary = meta["tokenizer"]
         ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), vocabulary["eos_token_id"])
         config = GPT2SmallConfig(vocab_size=vocabulary["vocab_size"], **ids, **vars(args.model))
-        return Material(
+        return RunInputs(
             rows,
             heldout,
             tokenizer,
@@ -133,7 +133,7 @@ def _text(args: Arguments, base: Base | None, config: GPT2SmallConfig | None) ->
             f"{data_dir} was prepared with another tokenizer than that of {base.name}. "
             f"Prepare the text again: {command('prepare', '--tokenizer', str(base.name))} …"
         )
-    return Material(
+    return RunInputs(
         rows,
         heldout,
         own,
@@ -189,7 +189,7 @@ def draw_weights(model: GPT2SmallForCausalLM, seed: int) -> GPT2SmallForCausalLM
 # ---- chats ------------------------------------------------------------------------------------------------------
 
 
-def _chats(args: Arguments, base: Base, config: GPT2SmallConfig, n_processes: int) -> Material:
+def _chats(args: Arguments, base: Base, config: GPT2SmallConfig, n_processes: int) -> RunInputs:
     chat = args.chat
     seq_len = row_length(args, config.max_position_embeddings)
     if chat.max_length is not None and chat.max_length > seq_len:
@@ -240,7 +240,7 @@ def _chats(args: Arguments, base: Base, config: GPT2SmallConfig, n_processes: in
         "new_tokens": new_tokens,
     }
     files = [Path(source["name"].partition("[")[0]) for found in sources.values() for source in found]
-    return Material(
+    return RunInputs(
         rows,
         heldout,
         tokenizer,
@@ -277,7 +277,7 @@ def choose_by_size(args: Arguments, rows: ChatDataset, heldout: ChatDataset | No
             chosen |= {"packing": before.run.packing or "padding"}
         else:
             smallest = 1 if "per_device_train_batch_size" in unset else trainer.per_device_train_batch_size
-            n_packed = len(pack_whole(rows.lengths, rows.seq_len))
+            n_packed = len(pack_unsplit(rows.lengths, rows.seq_len))
             packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
             chosen["packing"] = "best_fit" if packs else "padding"
         args.run.packing = chosen["packing"]
@@ -365,7 +365,7 @@ def find_base(name: str) -> Base:
     return Base(name, GPT2SmallConfig.from_pretrained(name), sha256(weights))
 
 
-def begun_with(base: Base, args: Arguments) -> GPT2SmallConfig:
+def adapt_base_config(base: Base, args: Arguments) -> GPT2SmallConfig:
     """The base's configuration with what a run may change in it: dropout, and a longer context.
 
     Raises: UsageError for other sizes than it has, and for a shorter context.
