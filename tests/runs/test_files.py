@@ -146,7 +146,7 @@ def test_leftovers_of_a_killed_write_are_removed_by_the_next(tmp_path):
     path, other = tmp_path / "model", tmp_path / ".model.elsewhere-1.tmp"
     other.touch()
     kill_while(f"""
-with files.whole(files.Path({str(path)!r})) as temporary:
+with files.atomic_write(files.Path({str(path)!r})) as temporary:
     temporary.mkdir()
     (temporary / "weights").touch()
     os.kill(os.getpid(), 9)
@@ -164,7 +164,7 @@ def test_folder_killed_while_it_is_replaced_is_there_again_after_the_next_write_
     kill_while(f"""
 rename = files.Path.rename
 files.Path.rename = lambda self, target: (rename(self, target), os.kill(os.getpid(), 9))
-with files.whole(files.Path({str(path)!r})) as temporary:
+with files.atomic_write(files.Path({str(path)!r})) as temporary:
     temporary.mkdir()
 """)
     assert not path.exists()
