@@ -187,7 +187,7 @@ def load(folder: Path, remote: bool = False, **sizes: Any) -> GPT2SmallForCausal
     return kind.from_pretrained(folder, **config).train()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
@@ -210,7 +210,7 @@ def batch(padding: str = "right") -> dict[str, Tensor]:
 
 
 def assert_close(actual: Tensor, expected: Tensor, name: str = "") -> None:
-    torch.testing.assert_close(whole(actual), expected, atol=1e-5, rtol=0, msg=lambda text: f"{name} {text}")
+    torch.testing.assert_close(full_tensor(actual), expected, atol=1e-5, rtol=0, msg=lambda text: f"{name} {text}")
 
 
 def assert_same_gradients_and_step(model: nn.Module, alone: nn.Module) -> None:
@@ -463,7 +463,7 @@ def trained(folder: Path, place: Path, kind: str, skip_logits: bool) -> dict[str
     assert isinstance(trainer.model.lm_head.weight, DTensor) is (kind == "sharded")
     return {
         "log": [{k: line[k] for k in ("loss", "grad_norm")} for line in trainer.state.log_history if "loss" in line],
-        "weights": {name: whole(p).detach().numpy() for name, p in trainer.model.named_parameters()},
+        "weights": {name: full_tensor(p).detach().numpy() for name, p in trainer.model.named_parameters()},
     }
 
 

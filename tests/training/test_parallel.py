@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import REPOSITORY, tiny_config, tiny_words
-from model.test_parallel import Pair, atomic_write, load
+from model.test_parallel import Pair, full_tensor, load
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -91,7 +91,7 @@ def train(trainer: CausalLMTrainer, kind: str) -> dict[str, Any]:
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel) is (kind == "copied")
     return {
         "log": [row for row in trainer.state.log_history if "loss" in row],
-        "weights": {name: atomic_write(p).detach().numpy() for name, p in trainer.model.named_parameters()},
+        "weights": {name: full_tensor(p).detach().numpy() for name, p in trainer.model.named_parameters()},
     }
 
 
