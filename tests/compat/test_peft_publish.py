@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from conftest import CHAT_CONTEXT, chat_words, run_train, tiny_config
-from pushing import published
+from publishing.push_runner import published
 from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
@@ -20,7 +20,7 @@ from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 
 pytest.importorskip("peft")
-pytest_plugins = ["pushing"]
+pytest_plugins = ["publishing.push_runner"]
 pytestmark = [
     pytest.mark.slow,
     # PEFT 0.21 reads a property that transformers 5.23 has renamed.

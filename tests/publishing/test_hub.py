@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import REPOSITORY
-from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
-from pushing import NOWHERE, REPO, Done, Push, asked, contents, published, sent_bytes
+from hub.server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError
@@ -16,8 +15,9 @@ from gpt2small_hf.publishing.hub import ignoring_rule
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
+from publishing.push_runner import NOWHERE, REPO, Done, Push, asked, contents, published, sent_bytes
 
-pytest_plugins = ["pushing"]
+pytest_plugins = ["publishing.push_runner"]
 pytestmark = pytest.mark.slow
 
 # As others have it: other addresses and line breaks, and no appendix.

@@ -10,11 +10,10 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY
-from hub_server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
+from hub.server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
 from huggingface_hub import constants
 from model import test_conversion
 from model.test_conversion import write_reference
-from pushing import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 from safetensors.torch import load_file, save_file
 
 from gpt2small_hf import GPT2SmallForCausalLM
@@ -27,8 +26,9 @@ from gpt2small_hf.runs.files import exclusive_writer, read_json, sha256, write_j
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import versions
 from gpt2small_hf.training.resume import write_manifest
+from publishing.push_runner import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 
-pytest_plugins = ["pushing"]
+pytest_plugins = ["publishing.push_runner"]
 slow = pytest.mark.slow
 
 THIS = ("runs/short", REPO)

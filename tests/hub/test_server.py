@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from hub.server import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 both_transports = pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 

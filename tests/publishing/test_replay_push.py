@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 from benchmarks.replay_push import SCENARIOS, Attempt, Case, Place, replay
-from hub_server import HubServer
-from pushing import REPO, DryRun, Waiting
+from hub.server import HubServer
 
-pytest_plugins = ["pushing"]
+from publishing.push_runner import REPO, DryRun, Waiting
+
+pytest_plugins = ["publishing.push_runner"]
 pytestmark = pytest.mark.slow
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from conftest import REPOSITORY, UNKNOWN_TO_STRANGERS
-from hub_server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
+from hub.server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
 from gpt2small_hf.runs.layout import RunFolder
 
