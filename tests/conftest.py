@@ -1,5 +1,6 @@
-"""Real small things that many tests share, and a process that has never heard of this package."""
+"""Small real models, runs and chats that many tests share, and processes that start without importing torch again."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -71,40 +72,76 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
 
 
-UNKNOWN_TO_STRANGERS = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "rich"}
+ABSENT_WHEN_ISOLATED = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "rich"}
+
+FORK_SERVER = """
+import json, os, sys
+sys.path.append(sys.argv[1])
+import torch, transformers.modeling_utils, transformers.pipelines
+for line in sys.stdin:
+    code, *outputs = json.loads(line)
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for number, path in enumerate(outputs, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    exec(compile(code, "isolated.py", "exec"), {"__name__": "__main__"})
+    sys.exit()
+"""
 
 
 @pytest.fixture(scope="session")
-def as_stranger(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """Run code where torch, transformers and what they need can be imported, and nothing of ours; get what it printed.
+def run_isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Run code where torch, transformers and their dependencies can be imported, but not this package. Returns: stdout.
 
-    -I and -S leave out the current folder, PYTHONPATH, site-packages and its .pth files, hence an editable install;
-    what a stranger has is linked into a folder of its own.
+    -I and -S leave out the current folder, PYTHONPATH, site-packages and its .pth files, so also an editable install.
+    The installed packages that a user needs are linked into a folder.
+
+    Each call runs in a fork of one process that has imported torch and transformers, which takes seconds. With
+    `is_cold=True` it runs in a new process, where code can extend `sys.path` before it imports transformers.
     """
-    place = tmp_path_factory.mktemp("stranger")
-    (place / "packages").mkdir()
+    place = tmp_path_factory.mktemp("isolated")
+    packages = place / "packages"
+    packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name.split("-")[0] not in UNKNOWN_TO_STRANGERS and entry.suffix != ".pth":
-            (place / "packages" / entry.name).symlink_to(entry)
+        if entry.name.split("-")[0] not in ABSENT_WHEN_ISOLATED and entry.suffix != ".pth":
+            (packages / entry.name).symlink_to(entry)
+    environment = {
+        "PATH": os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(place / "cache"),
+    }
 
-    def run(code: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-I", "-S", "-"],
-            input=f"import sys\nsys.path.append({str(place / 'packages')!r})\n{code}",
-            cwd="/",
-            env={
-                "PATH": os.environ["PATH"],
-                "OMP_NUM_THREADS": "1",
-                "HF_HUB_OFFLINE": "1",
-                "HF_HOME": str(place / "cache"),
-            },
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+    def start(code: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-I", "-S", "-c", code, str(packages)]
+        return subprocess.Popen(command, cwd="/", env=environment, stdin=pipe, stdout=pipe, text=True)
 
-    return run
+    server: list[subprocess.Popen[str]] = []
+    numbers = itertools.count()
+
+    def run(code: str, *, is_cold: bool = False) -> str:
+        if is_cold:
+            process = start(f"import sys\nsys.path.append(sys.argv[1])\n{code}")
+            printed, _ = process.communicate()
+            assert process.returncode == 0
+            return printed
+        if not server:
+            server.append(start(FORK_SERVER))
+        requests, answers = server[0].stdin, server[0].stdout
+        assert requests is not None
+        assert answers is not None
+        out, err = (place / f"{next(numbers)}.{name}" for name in ("out", "err"))
+        requests.write(json.dumps([code, str(out), str(err)]) + "\n")
+        requests.flush()
+        status = answers.readline().strip()
+        assert status == "0", err.read_text(encoding="utf-8")
+        return out.read_text(encoding="utf-8")
+
+    yield run
+    for process in server:
+        process.communicate()
 
 
 def tiny_config(**changes: object) -> GPT2SmallConfig:

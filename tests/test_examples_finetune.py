@@ -113,7 +113,7 @@ def test_a_padded_batch_loses_what_its_rows_lose_alone(tiny_run, example, tokeni
 
 
 @pytest.mark.slow
-def test_the_loss_falls_and_the_folder_alone_answers_a_question(tiny_run, tmp_path, as_stranger):
+def test_the_loss_falls_and_the_folder_alone_answers_a_question(tiny_run, tmp_path, run_isolated):
     shutil.copytree(tiny_run.model, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 7}')  # not where a turn ends
     too_long = [{"role": "user", "content": "word " * 200}, {"role": "assistant", "content": "No."}]
@@ -131,7 +131,7 @@ def test_the_loss_falls_and_the_folder_alone_answers_a_question(tiny_run, tmp_pa
 
     assert len({path.stat().st_mode for path in (tmp_path / "out" / "model").iterdir()}) == 1  # others may read all
     shutil.rmtree(tmp_path / "model")
-    heard = as_stranger(f"""
+    heard = run_isolated(f"""
 from transformers import pipeline
 write = pipeline("text-generation", model={str(tmp_path / "out" / "model")!r}, trust_remote_code=True)
 assert "transformers_modules" in type(write.model).__module__

@@ -22,7 +22,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def without_us(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
+def without_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
     """Arguments for `subprocess` to run code where every installed library but ours can be imported.
 
     In a process that has imported our package its classes win over a folder's own code, silently. -I and -S leave out

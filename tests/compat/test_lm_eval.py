@@ -52,7 +52,7 @@ metric_list: [{metric: bits_per_byte}, {metric: word_perplexity}]
 
 
 @pytest.fixture(scope="module")
-def results(published, without_us, tmp_path_factory):
+def results(published, without_package, tmp_path_factory):
     """What the command wrote: results, and each question's scores."""
     place = tmp_path_factory.mktemp("lm_eval")
     for task, rows in (("our_choices", QUESTIONS), ("our_text", [{"text": TEXT}])):
@@ -61,7 +61,7 @@ def results(published, without_us, tmp_path_factory):
     words = ("--model", "hf", "--model_args", f"pretrained={published},trust_remote_code=True")
     words += ("--include_path", str(place), "--tasks", ",".join(TASKS), "--device", "cpu", "--batch_size", "4")
     done = subprocess.run(
-        **without_us(COMMAND, *words, "--output_path", str(place / "out"), "--log_samples"), capture_output=True
+        **without_package(COMMAND, *words, "--output_path", str(place / "out"), "--log_samples"), capture_output=True
     )
     assert done.returncode == 0, done.stderr
     (summary,) = (place / "out").rglob("results_*.json")

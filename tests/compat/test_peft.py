@@ -101,12 +101,12 @@ def test_a_merged_model_scores_the_same_and_keeps_its_code(published, adapted, r
 
 
 @pytest.mark.slow
-def test_the_example_needs_nothing_of_ours_and_lowers_the_held_out_loss(published, without_us, tmp_path):
+def test_the_example_needs_nothing_of_ours_and_lowers_the_held_out_loss(published, without_package, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(turn["content"].upper() for chat in conversations() for turn in chat))
     start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
     words = (str(EXAMPLE), str(published), "--text", str(text), "--output_dir", str(tmp_path / "out"))
-    done = subprocess.run(**without_us(start, *words, "--max_steps", "20"), capture_output=True)
+    done = subprocess.run(**without_package(start, *words, "--max_steps", "20"), capture_output=True)
     assert done.returncode == 0, done.stderr
     before, after = map(float, re.findall(r"([\d.]+) (?:before|after)", done.stdout))
     assert after < before - 0.1
@@ -128,7 +128,7 @@ one, two, three = [model.eval()(ids).logits for model in models]
 print((one - two).abs().max().item(), (one - three).abs().max().item())
 """
     folders = (str(tmp_path / "out" / "adapter"), str(tmp_path / "out" / "merged"), str(published))
-    done = subprocess.run(**without_us(check, *folders), capture_output=True)
+    done = subprocess.run(**without_package(check, *folders), capture_output=True)
     assert done.returncode == 0, done.stderr
     between_adapters, to_merged = map(float, done.stdout.split())
     assert between_adapters == 0

@@ -148,7 +148,7 @@ def test_the_adapter_alone_makes_the_same_model_of_the_base(made):
 
 
 @pytest.mark.parametrize("made", ["no new tokens", "new tokens, tied"], indirect=True)
-def test_a_stranger_loads_the_merged_model_and_gets_its_answers(made, as_stranger):
+def test_merged_model_answers_without_the_package(made, run_isolated):
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(made.run.model),
         AutoTokenizer.from_pretrained(made.run.model),
@@ -156,7 +156,7 @@ def test_a_stranger_loads_the_merged_model_and_gets_its_answers(made, as_strange
     chat = [{"role": "user", "content": "What did the fox see?"}]
     inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True, return_tensors="pt")
     here = model.generate(**inputs, do_sample=False, max_new_tokens=20)[0].tolist()
-    said = as_stranger(
+    said = run_isolated(
         f"""
 from transformers import AutoModelForCausalLM, AutoTokenizer
 folder = {str(made.run.model)!r}

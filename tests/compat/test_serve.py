@@ -28,7 +28,7 @@ CHAT = [{"role": "user", "content": QUESTION}]
 
 
 @contextmanager
-def serving(folder: Path, without_us: Callable[..., dict], said: Path) -> Iterator[str]:
+def serving(folder: Path, without_package: Callable[..., dict], said: Path) -> Iterator[str]:
     """The address of a running server of that folder. What it says goes to a file, and is printed when it ends."""
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
@@ -36,7 +36,7 @@ def serving(folder: Path, without_us: Callable[..., dict], said: Path) -> Iterat
     words = ("serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu")
     with said.open("w") as output:
         process = subprocess.Popen(
-            **without_us(COMMAND, *words, "--trust-remote-code"), stdout=output, stderr=subprocess.STDOUT
+            **without_package(COMMAND, *words, "--trust-remote-code"), stdout=output, stderr=subprocess.STDOUT
         )
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}/health", process)
@@ -59,9 +59,9 @@ def wait_until_healthy(address, process):
 
 
 @pytest.fixture(scope="module")
-def server(published, without_us, tmp_path_factory) -> Iterator[str]:
+def server(published, without_package, tmp_path_factory) -> Iterator[str]:
     """The address of a running server."""
-    with serving(published, without_us, tmp_path_factory.mktemp("serve") / "output.txt") as address:
+    with serving(published, without_package, tmp_path_factory.mktemp("serve") / "output.txt") as address:
         yield address
 
 
@@ -133,16 +133,18 @@ def test_a_request_past_the_context_fails_alone(client, name, written, excess, s
     assert again.choices[0].text == written["text"]
 
 
-def test_transformers_chat_talks_to_it(server, name, written, without_us, tmp_path):
+def test_transformers_chat_talks_to_it(server, name, written, without_package, tmp_path):
     # The n answers "Continue generating?", which it asks when a limit cut the answer off.
     typed = f"{QUESTION}\nn\n!exit\n"
-    done = talk(server, name, without_us, typed, "max_new_tokens=12", "--save-folder", str(tmp_path))
+    done = talk(server, name, without_package, typed, "max_new_tokens=12", "--save-folder", str(tmp_path))
     assert written["chat"] in done.stdout, done.stderr
 
 
-def talk(server: str, name: str, without_us: Callable[..., dict], typed: str, *words: str) -> CompletedProcess[str]:
+def talk(
+    server: str, name: str, without_package: Callable[..., dict], typed: str, *words: str
+) -> CompletedProcess[str]:
     """`transformers chat`, answering greedily what is typed."""
-    process = without_us(COMMAND, "chat", name, server, "do_sample=False", *words)
+    process = without_package(COMMAND, "chat", name, server, "do_sample=False", *words)
     del process["env"]["HF_HUB_OFFLINE"]  # its client for the server is the Hub's, and would take this literally
     process["env"] |= {"TERM": "dumb", "COLUMNS": "200", "HF_HUB_DISABLE_TELEMETRY": "1"}
     return subprocess.run(**process, input=typed, capture_output=True, timeout=120)

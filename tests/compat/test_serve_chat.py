@@ -28,9 +28,9 @@ ENOUGH = 50  # more than an answer takes, and less than the longest of these lea
 
 
 @pytest.fixture(scope="module")
-def server(chat_run, without_us, tmp_path_factory) -> Iterator[str]:
+def server(chat_run, without_package, tmp_path_factory) -> Iterator[str]:
     """The address of a running server."""
-    with serving(chat_run.model, without_us, tmp_path_factory.mktemp("serve_chat") / "output.txt") as address:
+    with serving(chat_run.model, without_package, tmp_path_factory.mktemp("serve_chat") / "output.txt") as address:
         yield address
 
 
@@ -102,10 +102,10 @@ def test_eight_requests_at_a_time_each_get_the_answer_to_their_own(ask, chat_run
     assert len(set(answers)) > 1
 
 
-def test_transformers_chat_gets_one_ended_answer_after_another(server, chat_run, tokenizer, without_us, tmp_path):
+def test_transformers_chat_gets_one_ended_answer_after_another(server, chat_run, tokenizer, without_package, tmp_path):
     """It allows 256 tokens, which the context could not hold, and asks whether to go on when a limit cut one off."""
     typed = f"{QUESTION}\n{ANOTHER}\n!exit\n"
-    done = talk(server, str(chat_run.model), without_us, typed, "--save-folder", str(tmp_path))
+    done = talk(server, str(chat_run.model), without_package, typed, "--save-folder", str(tmp_path))
     assert done.returncode == 0, done.stderr
     first = tokenizer.decode(generated(chat_run.model, CHATS["a question"])[1][:-1])
     chat = [*CHATS["a question"], {"role": "assistant", "content": first}, {"role": "user", "content": ANOTHER}]

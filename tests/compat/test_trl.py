@@ -68,7 +68,7 @@ def test_packed_conversations_do_not_see_each_other(published, tmp_path, assista
 
 
 @pytest.mark.slow
-def test_preferences_are_learned_from_the_folder_alone(published, without_us, tmp_path):
+def test_preferences_are_learned_from_the_folder_alone(published, without_package, tmp_path):
     """The reference model is a second copy that TRL loads by itself, from the folder's own code."""
     code = """
 import json
@@ -91,7 +91,7 @@ trainer.train()
 print("LOSSES", json.dumps([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]))
 """
     words = (json.dumps(conversations()), str(published), str(tmp_path))
-    done = subprocess.run(**without_us(code, *words), capture_output=True)
+    done = subprocess.run(**without_package(code, *words), capture_output=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.split("LOSSES ")[1])
     assert found[0] == pytest.approx(0.6931, abs=1e-3)  # log 2: both models still agree

@@ -173,7 +173,7 @@ def test_the_best_epoch_is_kept(example, young, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_loss_falls_and_the_folder_alone_answers_and_stops(young, tmp_path, without_us):
+def test_the_loss_falls_and_the_folder_alone_answers_and_stops(young, tmp_path, without_package):
     shutil.copytree(young, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 7}')  # not where a turn ends
     too_long = [{"role": "user", "content": "word " * 300}, {"role": "assistant", "content": "No."}]
@@ -219,7 +219,7 @@ ids = model.generate(**unasked, do_sample=False)[0].tolist()
 assert ids[-1] in model.generation_config.eos_token_id or len(ids) == 256
 print("ANSWERED")
 """
-    heard = subprocess.run(**without_us(code, str(tmp_path / "out" / "model"), ANSWER), capture_output=True)
+    heard = subprocess.run(**without_package(code, str(tmp_path / "out" / "model"), ANSWER), capture_output=True)
     assert heard.returncode == 0, heard.stderr
     assert heard.stdout.endswith("ANSWERED\n")
 

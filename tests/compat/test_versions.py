@@ -16,11 +16,11 @@ HERE = REPOSITORY / "tests" / "compat"
 
 
 @pytest.mark.slow
-def test_all_checks_hold_here_and_a_loss_that_moved_is_told(published, without_us, tmp_path):
+def test_all_checks_hold_here_and_a_loss_that_moved_is_told(published, without_package, tmp_path):
     folder = shutil.copytree(published, tmp_path / "model")
     (folder / "expected_loss.json").write_text("9.75")
     start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    done = subprocess.run(**without_us(start, str(HERE / "version_checks.py"), str(folder)), capture_output=True)
+    done = subprocess.run(**without_package(start, str(HERE / "version_checks.py"), str(folder)), capture_output=True)
     assert done.returncode == 0, done.stderr
     checks = json.loads(done.stdout.splitlines()[-1])["checks"]
     moved = checks.pop("forward")

@@ -618,9 +618,9 @@ def command(*words, **how):
     )
 
 
-def test_a_stranger_loads_the_native_folder_of_a_run_without_remote_code(tiny_run, tmp_path, as_stranger):
+def test_native_folder_of_a_run_loads_without_remote_code(tiny_run, tmp_path, run_isolated):
     convert(str(tiny_run.root), tmp_path / "native", "gpt2")
-    printed = as_stranger(
+    printed = run_isolated(
         f"""
 import torch
 from transformers import pipeline

@@ -86,9 +86,9 @@ def test_accumulating_batches_changes_no_heads_loss(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_stranger_loads_every_head_from_a_language_models_folder(tmp_path, as_stranger):
+def test_language_model_folder_loads_every_head_without_the_package(tmp_path, run_isolated):
     GPT2SmallForCausalLM(tiny_config()).save_pretrained(tmp_path)
-    printed = as_stranger(f"""
+    printed = run_isolated(f"""
 import transformers
 for head in {[auto.__name__ for auto in HEADS]!r}:
     model = getattr(transformers, head).from_pretrained({str(tmp_path)!r}, num_labels=3, trust_remote_code=True)

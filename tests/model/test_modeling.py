@@ -283,13 +283,13 @@ def test_initialisation_never_touches_a_loaded_weight(tmp_path):
         assert parameter.unique().tolist() == [0.0 if new else 0.5], name
 
 
-def test_a_stranger_loads_every_class_from_a_saved_folder(tmp_path, as_stranger):
+def test_saved_folder_loads_every_class_without_the_package(tmp_path, run_isolated):
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(tiny_config()).eval()
     model.save_pretrained(tmp_path / "model")
     ids = torch.arange(10)[None]
     expected = model(ids).logits.double().sum().item()
-    printed = as_stranger(
+    printed = run_isolated(
         f"""
 import torch, importlib.util
 assert importlib.util.find_spec("gpt2small_hf") is None and importlib.util.find_spec("accelerate") is None

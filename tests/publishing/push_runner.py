@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY, UNKNOWN_TO_STRANGERS
+from conftest import ABSENT_WHEN_ISOLATED, REPOSITORY
 from hub.server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
 from gpt2small_hf.runs.layout import RunFolder
@@ -252,12 +252,12 @@ def push(hub: HubServer, waiting: Waiting, tmp_path: Path) -> Push:
 def from_hub(hub: HubServer, tmp_path: Path) -> Callable[..., str]:
     """Run code where torch, transformers and what they need can be imported, and the Hub is asked; get what it printed.
 
-    As `as_stranger`, with an empty cache each time, and a token, since what is published is private at first.
+    As `run_isolated`, with an empty cache each time, and a token, since what is published is private at first.
     """
     packages = tmp_path / "packages"
     packages.mkdir()
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.name.split("-")[0] not in UNKNOWN_TO_STRANGERS and entry.suffix != ".pth":
+        if entry.name.split("-")[0] not in ABSENT_WHEN_ISOLATED and entry.suffix != ".pth":
             (packages / entry.name).symlink_to(entry)
 
     def run(code: str, *, token: str | None = TOKEN) -> str:

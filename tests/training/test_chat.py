@@ -125,8 +125,8 @@ def test_answers_of_many_at_once_are_those_of_each_alone(chat_run, place):
     assert len({row["tokens"] for row in at_once}) > 1
 
 
-def test_a_stranger_talks_to_it(chat_run, as_stranger):
-    said = as_stranger(
+def test_chat_pipeline_answers_without_the_package(chat_run, run_isolated):
+    said = run_isolated(
         f"""
 from transformers import pipeline
 talk = pipeline("text-generation", model={str(chat_run.model)!r}, trust_remote_code=True)

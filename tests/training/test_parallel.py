@@ -339,7 +339,7 @@ def save_in_shards(folder: Path, place: Path) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
-STRANGERS_IN_SHARDS = """
+ISOLATED_RANKS = """
 import os, sys
 sys.path.append("{accelerate}")  # without it, the library distributes nothing
 rank = 0 if os.fork() else 1
@@ -369,7 +369,7 @@ os._exit(0) if rank else None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ["installed", "remote"])
-def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, code, tmp_path, as_stranger):
+def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, code, tmp_path, run_isolated):
     saved = tmp_path / "saved"
     if code == "installed":
         names = pair(save_in_shards, folder, saved)
@@ -379,7 +379,7 @@ def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, co
         for package in Path(sysconfig.get_path("purelib")).glob("accelerate*"):
             (tmp_path / "accelerate" / package.name).symlink_to(package)
         places = {"folder": folder, "place": saved, "meet": tmp_path / "meet", "accelerate": tmp_path / "accelerate"}
-        name = as_stranger(STRANGERS_IN_SHARDS.format(**places)).split()[-1]
+        name = run_isolated(ISOLATED_RANKS.format(**places), is_cold=True).split()[-1]
         assert re.fullmatch(r"transformers_modules\..*\.modeling_gpt2small\.FSDPGPT2SmallForCausalLM", name)
     # PyTorch gives the model a class of its own, known by its prefix; its name must not be what is saved.
     assert {path.name for path in saved.iterdir()} == {path.name for path in folder.iterdir()}
@@ -392,7 +392,7 @@ def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, co
     ids = torch.arange(12).view(1, 12)
     with torch.no_grad():
         expected = GPT2SmallForCausalLM.from_pretrained(folder).eval()(ids).logits[0, -1].tolist()
-    printed = as_stranger(f"""
+    printed = run_isolated(f"""
 import json, torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained({str(saved)!r}, trust_remote_code=True).eval()

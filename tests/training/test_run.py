@@ -140,12 +140,12 @@ def test_every_checkpoint_loads_by_itself(tiny_run):
     assert len(AutoTokenizer.from_pretrained(folder)) == 300
 
 
-def test_a_stranger_gets_the_same_greedy_text_from_the_pipeline(tiny_run, as_stranger):
+def test_pipeline_without_the_package_gives_the_same_greedy_text(tiny_run, run_isolated):
     prompt = "Once the fox"
     # The plain prompt and its default length: what somebody tries first must fit the context.
     ours = pipeline("text-generation", model=str(tiny_run.model))(prompt, do_sample=False)[0]["generated_text"]
     assert ours.startswith(prompt)
-    printed = as_stranger(f"""
+    printed = run_isolated(f"""
 import importlib.util, json
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 folder = {str(tiny_run.model)!r}
