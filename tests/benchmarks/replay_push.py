@@ -3,7 +3,7 @@
     python tests/benchmarks/replay_push.py [--only xet/new,lfs/pull/commit] [--cases 100] [--seed 0]
 
 A case is a transport (`TRANSPORTS`), a state of the Hub with a command (`SCENARIOS`), a call that this command makes
-there (`hub.server.CALLS`) and what happens to that call (`FAULTS`). Its name is `xet/new/commit/lost`. After the first
+there (`hub.CALLS`) and what happens to that call (`FAULTS`). Its name is `xet/new/commit/lost`. After the first
 command, these must hold:
 
 - each branch and pull request has its former files, or those that were staged, and no mixture;
@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conftest import run_train, tiny_words
-from hub.server import CALLS, TOKEN, HubServer
+from hub import CALLS, TOKEN, HubServer
 from publishing.push_runner import NOWHERE, OF_HUB, Command, Done, Waiting, contents
 
 from gpt2small_hf.publishing.card import fingerprint, marked

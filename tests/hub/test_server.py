@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from hub.server import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from hub import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 both_transports = pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 

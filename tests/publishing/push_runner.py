@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 from conftest import ABSENT_WHEN_ISOLATED, REPOSITORY
-from hub.server import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
+from hub import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
 from gpt2small_hf.runs.layout import RunFolder
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from hub.server import CALLS, TOKEN, HubServer, now
+from hub import CALLS, TOKEN, HubServer, now
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 

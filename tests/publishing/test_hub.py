@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import REPOSITORY
-from hub.server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from hub import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
 
 from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY
-from hub.server import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
+from hub import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
 from huggingface_hub import constants
 from model import test_conversion
 from model.test_conversion import write_reference

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 from conftest import REPOSITORY
-from hub.server import TOKEN, HubServer
+from hub import TOKEN, HubServer
 
 from gpt2small_hf.publishing.verify import check
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.replay_push import SCENARIOS, Attempt, Case, Place, replay
-from hub.server import HubServer
+from hub import HubServer
 
 from publishing.push_runner import REPO, DryRun, Waiting
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import REPOSITORY, tiny_config
-from hub.server import TOKEN, HubServer
+from hub import TOKEN, HubServer
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
