@@ -28,7 +28,7 @@ Written from the client's source and observed requests, never compared with the 
 """
 
 from hub.faults import CALLS, LOGIN_PAGE, Pause
-from hub.records import READ_TOKEN, STRANGER_TOKEN, TOKEN, User, now
+from hub.records import OTHER_TOKEN, READ_TOKEN, TOKEN, User, now
 from hub.routing import Request
 from hub.server import HubServer
 from hub.storage import GITATTRIBUTES
@@ -37,8 +37,8 @@ __all__ = [
     "CALLS",
     "GITATTRIBUTES",
     "LOGIN_PAGE",
+    "OTHER_TOKEN",
     "READ_TOKEN",
-    "STRANGER_TOKEN",
     "TOKEN",
     "HubServer",
     "Pause",

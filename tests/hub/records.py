@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hub.routing import Refusal
 
-TOKEN, READ_TOKEN, STRANGER_TOKEN = "hf_writer", "hf_reader", "hf_stranger"
+TOKEN, READ_TOKEN, OTHER_TOKEN = "hf_writer", "hf_reader", "hf_other"
 
 
 @dataclass

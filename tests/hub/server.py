@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from hub import api, discussions, files, lfs, xet  # noqa: F401  # enter their routes in ROUTES
 from hub.faults import Faults
-from hub.records import READ_TOKEN, STRANGER_TOKEN, TOKEN, Repo, User
+from hub.records import OTHER_TOKEN, READ_TOKEN, TOKEN, Repo, User
 from hub.routing import ROUTES, Answer, Call, Hangup, Refusal, Request
 from hub.storage import Storage
 
@@ -34,7 +34,7 @@ class HubServer(Storage, Faults):
     def __init__(self) -> None:
         Storage.__init__(self)
         Faults.__init__(self)
-        self.users = {TOKEN: User("you"), READ_TOKEN: User("you", "read"), STRANGER_TOKEN: User("stranger")}
+        self.users = {TOKEN: User("you"), READ_TOKEN: User("you", "read"), OTHER_TOKEN: User("other")}
         self.collections: dict[str, dict] = {}
         self.requests: list[Request] = []
         self.unknown_routes: list[str] = []

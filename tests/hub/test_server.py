@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from hub import CALLS, LOGIN_PAGE, READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from hub import CALLS, LOGIN_PAGE, OTHER_TOKEN, READ_TOKEN, TOKEN, HubServer, User
 
 both_transports = pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 
@@ -202,7 +202,7 @@ print(json.dumps([info.pr_revision, info.oid, again.pr_num, [ref.ref for ref in 
     assert hub.files("you/tiny", "refs/pr/1").keys() == {".gitattributes", "config.json", "model.safetensors"}
 
 
-def test_strangers_may_propose_but_not_write(hub: HubServer, tmp_path: Path) -> None:
+def test_token_without_write_access_may_only_open_a_pull_request(hub: HubServer, tmp_path: Path) -> None:
     hub.create("you/tiny")
     code = """
 add = dict(repo_id="you/tiny", commit_message="x")
@@ -210,7 +210,7 @@ new = lambda: [CommitOperationAdd("a.txt", b"a")]
 answers = [refused(api.create_commit, operations=new(), **add), refused(api.create_branch, "you/tiny", branch="b")]
 print(json.dumps([*answers, api.create_commit(operations=new(), create_pr=True, **add).pr_num]))
 """
-    answer = json.loads(client(hub, tmp_path / "home", code, token=STRANGER_TOKEN))
+    answer = json.loads(client(hub, tmp_path / "home", code, token=OTHER_TOKEN))
     assert answer == [["HfHubHTTPError", 403], ["HfHubHTTPError", 403], 1]
     propose = "print(json.dumps(refused(api.create_pull_request, 'you/tiny', title='A word')))"
     assert json.loads(client(hub, tmp_path / "home", propose, token=READ_TOKEN)) == ["HfHubHTTPError", 403]
@@ -305,7 +305,7 @@ print(json.dumps([
     answers = {
         READ_TOKEN: [None, None, None, forbidden, forbidden, forbidden],
         "hf_fine": [None, None, None, forbidden, None, forbidden],
-        STRANGER_TOKEN: [None, missing, None, missing, forbidden, forbidden],
+        OTHER_TOKEN: [None, missing, None, missing, forbidden, forbidden],
         "hf_unknown": [unknown, unknown, unknown, unknown, unknown, unknown],
         TOKEN: [None, None, None, None, None, None],
     }

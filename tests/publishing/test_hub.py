@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import REPOSITORY
-from hub import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer, User
+from hub import OTHER_TOKEN, READ_TOKEN, TOKEN, HubServer, User
 
 from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError
@@ -227,9 +227,9 @@ MAY_READ = f"may read {REPO} and not write it. Make one with write access at htt
         (READ_TOKEN, nothing_there, f"the token in use (you's) {MAY_READ}"),
         (READ_TOKEN, there, f"the token in use (you's) {MAY_READ}"),
         (READ_TOKEN, hidden, f"the token in use (you's) {MAY_READ}"),
-        (STRANGER_TOKEN, there, f"the token in use (stranger's) {MAY_READ}"),
-        (STRANGER_TOKEN, hidden, f"{REPO} is not there, and stranger cannot make it. Name one of your own: stranger/…"),
-        (STRANGER_TOKEN, nothing_there, f"{REPO} is not there, and stranger cannot make it. Name one of your own: "),
+        (OTHER_TOKEN, there, f"the token in use (other's) {MAY_READ}"),
+        (OTHER_TOKEN, hidden, f"{REPO} is not there, and other cannot make it. Name one of your own: other/…"),
+        (OTHER_TOKEN, nothing_there, f"{REPO} is not there, and other cannot make it. Name one of your own: "),
         ("hf_fine", nothing_there, f"making {REPO}: the Hub refused it: You don't have the rights to create"),
         ("hf_fine", hidden, f"the token in use (you's) {MAY_READ}"),
         (TOKEN, refused_at_the_commit, f"the token in use (you's) {MAY_READ}"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY
-from hub import READ_TOKEN, STRANGER_TOKEN, TOKEN, HubServer
+from hub import OTHER_TOKEN, READ_TOKEN, TOKEN, HubServer
 from huggingface_hub import constants
 from model import test_conversion
 from model.test_conversion import write_reference
@@ -558,8 +558,8 @@ def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hu
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xet):
     hub.create(REPO)
-    repo, how = hub.repos[REPO], {"token": STRANGER_TOKEN, "cold": xet, "xet": xet}
-    refused = push(*QUICK, "--create_pr", "--public", token=STRANGER_TOKEN)
+    repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "cold": xet, "xet": xet}
+    refused = push(*QUICK, "--create_pr", "--public", token=OTHER_TOKEN)
     assert (refused.status, repo.discussions) == (3, {})
     assert "may read you/tiny and not write it" in refused.refusal
     refused = push(*QUICK, "--create_pr", token=READ_TOKEN)
@@ -568,7 +568,7 @@ def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xe
     done = push(*QUICK, "--create_pr", **how)
     assert done.status == 0, done.err
     pull = repo.discussions[1]
-    assert (pull.author, pull.title, pull.is_pull_request) == ("stranger", done_title(run), True)
+    assert (pull.author, pull.title, pull.is_pull_request) == ("other", done_title(run), True)
     assert published(hub, revision="refs/pr/1") == contents(run.staged)
     hub.commit(REPO, {"gpt.py": b"", "model.safetensors": b"other weights\0"}, revision="refs/pr/1")
     done = push(*QUICK, "--create_pr", **how)
@@ -579,7 +579,7 @@ def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xe
     assert [*repo.discussions] == [1]
 
     pull.status = "closed"
-    done = push(*QUICK, "--create_pr", token=STRANGER_TOKEN)
+    done = push(*QUICK, "--create_pr", token=OTHER_TOKEN)
     assert done.status == 0, done.err
     assert [*repo.discussions] == [1, 2]
     assert repo.branches == {"main": hub.landed[0].oid}
