@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gpt2small_hf.config.resolve import Arguments, check_sizes
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import Arguments, check_sizes
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import is_complete, steps_of_branch
 

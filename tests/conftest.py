@@ -26,9 +26,9 @@ from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.run import train
 
 settings.register_profile("steady", deadline=None)  # a busy machine is no failure

@@ -12,9 +12,10 @@ PACKAGE = "gpt2small_hf"
 MAY_IMPORT = {  # docs/architecture.md explains the order
     "model": set(),
     "runs": {"errors", "invocation"},
-    "data": {"runs", "errors", "flags", "invocation"},
-    "evaluation": {"model", "data", "runs", "errors", "flags"},
-    "report": {"runs", "errors", "flags", "invocation", "resources"},
+    "config": {"runs", "errors", "invocation", "resources"},
+    "data": {"runs", "errors", "config", "invocation"},
+    "evaluation": {"model", "data", "runs", "errors", "config"},
+    "report": {"runs", "errors", "config", "invocation", "resources"},
     "training": {
         "model",
         "data",
@@ -22,8 +23,7 @@ MAY_IMPORT = {  # docs/architecture.md explains the order
         "report",
         "runs",
         "errors",
-        "flags",
-        "declared",
+        "config",
         "invocation",
         "resources",
     },

@@ -7,8 +7,9 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf import cli
+from gpt2small_hf.config.common import COMMON_SETTINGS
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.invocation import command, command_line
-from gpt2small_hf.training.arguments import COMMON_SETTINGS, TrainerSettings
 
 PACKAGE = REPOSITORY / "gpt2small_hf"
 STARTED = {  # how → sys.argv[0], the command `train` and the command `report`, as they are printed

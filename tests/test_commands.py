@@ -12,7 +12,7 @@ from conftest import REPOSITORY, run_script
 from transformers import TrainingArguments, debug_utils, trainer_utils
 
 from gpt2small_hf import GPT2SmallConfig
-from gpt2small_hf.declared import declared
+from gpt2small_hf.config.declared import declared
 
 ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
 OURS = ["-m", "gpt2small_hf"]

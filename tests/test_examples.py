@@ -18,7 +18,7 @@ from conftest import REPOSITORY, tiny_config, tiny_words
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.trainer_arguments import TrainerArguments

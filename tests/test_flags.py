@@ -9,8 +9,9 @@ from conftest import REPOSITORY
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt2small_hf.config.parser import FlagParser, as_flags, without_flags
+from gpt2small_hf.config.recipe import find_recipe, read_recipe, recipe_text
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser, as_flags, find_recipe, read_recipe, recipe_text, without_flags
 
 
 @dataclass

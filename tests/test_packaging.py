@@ -112,7 +112,7 @@ def test_wheel_made_from_the_sdist_finds_its_recipes_and_card_template(tmp_path)
 import sys
 from pathlib import Path
 sys.argv = ["gpt2small"]  # as the console script
-from gpt2small_hf.flags import find_recipe, find_recipes, read_recipe
+from gpt2small_hf.config.recipe import find_recipe, find_recipes, read_recipe
 from gpt2small_hf.resources import resource
 print(find_recipe("tiny"))
 print(find_recipes(Path("examples/interventions-small"))["muon"])

@@ -9,11 +9,11 @@ import pytest
 from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
 
 from gpt2small_hf.commands.plan import main
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
+from gpt2small_hf.config.parser import without_flags
 from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import without_flags
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
+from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
 from gpt2small_hf.publishing.facts import MINIMUM_TRANSFORMERS
-from gpt2small_hf.training.arguments import parse_arguments
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 README, *GUIDES = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]

@@ -13,12 +13,12 @@ from conftest import CORPUS, REPOSITORY
 
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.commands.sweep import SweepArguments, main
+from gpt2small_hf.config.recipe import find_recipes
+from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import find_recipes
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.sweep import plan, prepare
-from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.budget import cerebras_weight_decay, sizes
 
 SMALL_LADDER = REPOSITORY / "examples" / "interventions-small"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 from gpt2small_hf.runs.layout import check_named

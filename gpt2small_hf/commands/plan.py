@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from gpt2small_hf.config.parser import without_flags
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import without_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.training import budget
 
@@ -44,7 +44,7 @@ class PlanArguments:
 
 def main(words: list[str]) -> None:
     """Run `plan`."""
-    from gpt2small_hf.training.arguments import DEFAULT_RECIPE, complete, read_with
+    from gpt2small_hf.config.resolve import DEFAULT_RECIPE, complete, read_with
     from gpt2small_hf.training.paths import check_paths
 
     args, planned = read_with(

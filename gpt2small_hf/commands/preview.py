@@ -6,8 +6,8 @@ from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
-from gpt2small_hf.data.arguments import ChatFlags, PreviewArguments
-from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.config.data import ChatFlags, PreviewArguments
+from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 from gpt2small_hf.runs.layout import DataFolder, check_named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2small_hf.flags import FlagParser
+from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run

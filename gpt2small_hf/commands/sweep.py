@@ -6,8 +6,9 @@ import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.config.recipe import BASELINE, find_recipes
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import BASELINE, FlagParser, find_recipes
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 
@@ -61,7 +62,7 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
     args, where = parser.fill(words)
-    from gpt2small_hf.training.arguments import read_arguments
+    from gpt2small_hf.config.resolve import read_arguments
     from gpt2small_hf.training.memory import check_memory
     from gpt2small_hf.training.paths import check_packages, check_paths
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpt2small_hf.config.resolve import DEFAULT_RECIPE, complete, read_arguments, show_recipe
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.arguments import DEFAULT_RECIPE, complete, read_arguments, show_recipe
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.paths import check_packages, check_paths
 from gpt2small_hf.training.resume import check_folder

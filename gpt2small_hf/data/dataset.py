@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import PACKINGS
+from gpt2small_hf.config.data import PACKINGS
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.encoding import token_bytes
 from gpt2small_hf.data.meta import DAMAGED, check_complete, read_meta

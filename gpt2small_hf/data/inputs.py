@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.meta import check_complete, read_meta
 from gpt2small_hf.data.sources import Source, source_name
 from gpt2small_hf.errors import UsageError

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import (
+from gpt2small_hf.config.data import (
     CHAT_PACKINGS,
     CHAT_SEQ_LEN,
     PACKINGS,
@@ -25,6 +25,7 @@ from gpt2small_hf.data.arguments import (
     ChatFlags,
     PreviewArguments,
 )
+from gpt2small_hf.config.parser import as_flags
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation, counted, describe_source, find_places, read_places
@@ -33,7 +34,6 @@ from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.show import as_html, as_text, one_line
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import as_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.layout import DataFolder, RunFolder

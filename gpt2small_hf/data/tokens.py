@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY, PrepareArguments
+from gpt2small_hf.config.data import SMALLEST_VOCABULARY, PrepareArguments
 from gpt2small_hf.data.batches import BATCH_CHARS, batches, encode_batch, in_order
 from gpt2small_hf.data.documents import Document
 from gpt2small_hf.data.encoding import Encoder, cut

@@ -14,9 +14,10 @@ from typing import Any
 
 from safetensors import safe_open
 
+from gpt2small_hf.config.recipe import BASELINE
+from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files
@@ -55,7 +56,6 @@ from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
 from gpt2small_hf.runs.records import Answer, DataSource, Resolved
-from gpt2small_hf.training.arguments import PROMPT
 from gpt2small_hf.training.budget import flops_per_token, sizes
 from gpt2small_hf.training.resume import changed
 

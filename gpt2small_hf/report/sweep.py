@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from gpt2small_hf.config.recipe import BASELINE
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import BASELINE
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table, number
 from gpt2small_hf.runs.files import atomic_write, write_json

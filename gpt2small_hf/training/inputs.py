@@ -18,6 +18,8 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerFast
 
+from gpt2small_hf.config.parser import as_flags
+from gpt2small_hf.config.resolve import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.data.chat import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversations, counted, describe_source, read_conversations
@@ -28,7 +30,6 @@ from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import as_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights
@@ -37,7 +38,6 @@ from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
 from gpt2small_hf.runs.files import sha256
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.training.arguments import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
 from gpt2small_hf.training.paths import locate_base
 from gpt2small_hf.training.resume import settings_to_resume
 from gpt2small_hf.training.trainer_arguments import TrainerArguments

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gpt2small_hf.data.arguments import SMALLEST_VOCABULARY
+from gpt2small_hf.config.data import SMALLEST_VOCABULARY
+from gpt2small_hf.config.resolve import Arguments
+from gpt2small_hf.config.run import DeclaredConfig
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import Arguments, DeclaredConfig
 
 
 def check_memory(args: Arguments, config: Any = None, *, device: Any = None, batch_tokens: int = 0) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from gpt2small_hf.config.declared import declared
+from gpt2small_hf.config.resolve import Arguments
+from gpt2small_hf.config.trainer import OPTIMIZERS, REPORTERS
 from gpt2small_hf.data.conversations import find_places
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import find_files
-from gpt2small_hf.declared import declared
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder, check_named
-from gpt2small_hf.training.arguments import OPTIMIZERS, REPORTERS, Arguments
 
 
 def check_paths(args: Arguments) -> None:

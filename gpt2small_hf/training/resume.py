@@ -18,14 +18,14 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2small_hf.declared import declared
+from gpt2small_hf.config.declared import declared
+from gpt2small_hf.config.resolve import Arguments
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
 from gpt2small_hf.runs.reader import read_resolved
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
-from gpt2small_hf.training.arguments import Arguments
 
 MANIFEST = "checkpoint.json"
 # Settings that decide nothing that is learned or kept. All others, and those that a new version of transformers brings,

@@ -23,6 +23,10 @@ from torch import distributed as dist
 from transformers import PreTrainedTokenizerBase, PrinterCallback, SchedulerType
 from transformers.utils import logging
 
+from gpt2small_hf.config.parser import without_flags
+from gpt2small_hf.config.recipe import recipe_text
+from gpt2small_hf.config.resolve import ALTERNATIVES, Arguments
+from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.dataset import TextDataset
 from gpt2small_hf.data.rows import RowDataset
@@ -39,7 +43,6 @@ from gpt2small_hf.evaluation.heldout import (
     standard_error,
     unigram_losses,
 )
-from gpt2small_hf.flags import recipe_text, without_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
@@ -66,7 +69,6 @@ from gpt2small_hf.runs.files import (
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by, processor_name
 from gpt2small_hf.runs.records import AnswerCounts, HeldOut, HeldOutRows, NewText, ParameterCounts, Resolved
-from gpt2small_hf.training.arguments import ALTERNATIVES, PROMPT, Arguments
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
     flops_per_token,

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainingArguments, get_scheduler
 
+from gpt2small_hf.config.trainer import DEEPSEEK_STEPS
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.training.arguments import DEEPSEEK_STEPS
 
 _FOLLOW_THE_LOSS = {"reduce_lr_on_plateau", "greedy"}
 _TAKE_NOTHING = {"constant", "constant_with_warmup", DEEPSEEK_STEPS}  # transformers would pass over what is said

@@ -23,11 +23,11 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 from transformers.utils import logging
 
+from gpt2small_hf.config.trainer import MUON
 from gpt2small_hf.data.rows import PaddedLength, RowDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
 from gpt2small_hf.runs.files import read_json, set_default_permissions, sync, write_json
 from gpt2small_hf.runs.layout import checkpoints_in, number_of
-from gpt2small_hf.training.arguments import MUON
 from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.guard import GradientGuard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw

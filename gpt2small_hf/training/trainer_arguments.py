@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from transformers import TrainingArguments
 
+from gpt2small_hf.config.trainer import DEEPSEEK_STEPS, MUON, TrainerSettings
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.training.arguments import DEEPSEEK_STEPS, MUON, TrainerSettings
 from gpt2small_hf.training.schedules import filled_in, rates
 
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
+from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -24,7 +24,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer

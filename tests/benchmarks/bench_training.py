@@ -28,7 +28,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from transformers.utils import logging
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.report.tables import console_table

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gpt2small_hf.training.run as run_module
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import facts
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.training.arguments import parse_arguments
 from gpt2small_hf.training.budget import flops_per_token, lora_parameters, sizes
 from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.paths import check_packages

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gpt2small_hf.data.arguments import LOSS_ON
+from gpt2small_hf.config.data import LOSS_ON
 from gpt2small_hf.data.chat import (
     ALPACA,
     CHATML,

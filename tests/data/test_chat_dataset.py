@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.data.arguments import CHAT_PACKINGS, LOSS_ON, OVERLONG
+from gpt2small_hf.config.data import CHAT_PACKINGS, LOSS_ON, OVERLONG
 from gpt2small_hf.data.chat import encode, set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation, Message, read_conversations

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.data import PACKINGS, PrepareArguments
 from gpt2small_hf.data import dataset, shards
-from gpt2small_hf.data.arguments import PACKINGS, PrepareArguments
 from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.data.packing import best_fit

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from gpt2small_hf.commands.preview import main
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import IGNORED, ChatDataset
 from gpt2small_hf.data.conversations import Conversation

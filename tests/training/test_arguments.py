@@ -10,9 +10,9 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallConfig
+from gpt2small_hf.config.recipe import extended
+from gpt2small_hf.config.resolve import parse_arguments, read_arguments, show_recipe, whole_recipe
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import extended
-from gpt2small_hf.training.arguments import parse_arguments, read_arguments, show_recipe, whole_recipe
 from gpt2small_hf.training.paths import check_packages
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"

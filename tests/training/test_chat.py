@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.parser import without_flags
+from gpt2small_hf.config.resolve import Arguments, parse_arguments
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.answers import answer_all, first_questions, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
-from gpt2small_hf.flags import without_flags
 from gpt2small_hf.report.page import as_markdown, as_text, comparison_rows
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.training.arguments import Arguments, parse_arguments
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import rising
 from gpt2small_hf.training.run import default_prompts, train

@@ -5,9 +5,9 @@ import torch
 from conftest import REPOSITORY, tiny_config
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.resolve import complete, read_arguments
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.arguments import complete, read_arguments
 from gpt2small_hf.training.memory import check_memory, machine_bytes
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.flags import FlagParser
 from gpt2small_hf.training.optimizers import MuonWithAdamW, muon_with_adamw
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import CausalLMTrainer

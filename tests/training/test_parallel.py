@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainingArguments
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.chat import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.conversations import Conversation

@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch import nn
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.data.arguments import PrepareArguments
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.dataset import TextDataset, collate
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.data.tokens import prepare

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.resolve import parse_arguments, whole_recipe
+from gpt2small_hf.config.trainer import WITHOUT_WARMUP
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.training.arguments import WITHOUT_WARMUP, parse_arguments, whole_recipe
 from gpt2small_hf.training.schedules import Schedule, rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import TrainerArguments

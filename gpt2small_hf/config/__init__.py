@@ -1,0 +1,1 @@
+"""Recipe and flags → the settings of a run. Nothing here imports torch."""

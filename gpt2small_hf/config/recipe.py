@@ -1,0 +1,126 @@
+"""A recipe: YAML, flat, its keys are flag names. How it is found, read and merged over the one that it extends."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.resources import resource
+
+BASELINE = "baseline"
+"""The recipe of a sweep that the others are compared with."""
+
+
+def find_recipe(name: str, folder: Path = Path()) -> Path:
+    """Return the recipe that a word names: a file, also without `.yaml`, or else one of the package's examples.
+
+    Args:
+        name: of a file, or of an example: `tiny`, `examples/tiny.yaml`, `interventions/baseline`.
+        folder: where the name is looked up first.
+
+    Returns: its path; `folder / name` if there is no such recipe.
+    """
+    here, packaged = folder / name, _example(Path(name))
+    places = [place for path in (here, packaged) for place in (path, path.parent / f"{path.name}.yaml")]
+    return next((place for place in places if place.is_file()), here)
+
+
+def _example(name: Path) -> Path:
+    return resource("examples").joinpath(*name.parts[name.parts[:1] == ("examples",) :])
+
+
+def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Read a YAML recipe: flat, its keys are flag names. `extends: other.yaml` merges it over another one.
+
+    `alternatives` are settings of which one replaces the others; `above` are recipes that extend this one.
+
+    Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
+    """
+    try:
+        if path.is_fifo():  # it is read more than once
+            raise UsageError(f"the recipe {path} is a pipe. Save it as a file.")
+        recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
+    except OSError as error:
+        packaged = sorted(each.stem for each in resource("examples").glob("*.yaml"))
+        near = difflib.get_close_matches(path.stem, packaged, 1)
+        from_where = f" {above[-1]} extends it." if above else ""
+        raise UsageError(
+            f"Cannot read the recipe {path} ({error.strerror}).{from_where} The working folder is {Path.cwd()}; the "
+            f"recipes of the package are {', '.join(packaged)}.{f' Did you mean {near[0]}?' if near else ''}"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
+        raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if recipe is None:
+        return {}
+    if not isinstance(recipe, dict):
+        raise UsageError(f"{path} is not a recipe: write one `flag_name: value` a line, as in examples/tiny.yaml.")
+    for key in recipe:
+        if not isinstance(key, str):
+            raise UsageError(f"{path}: {key} is not the name of a flag.")
+    base = recipe.pop("extends", None)
+    if base is None:
+        return recipe
+    above, lower = (*above, path.resolve()), find_recipe(str(base), path.parent)
+    if lower.resolve() in above:
+        raise UsageError(f"{path} extends {base}, which extends it. Leave one of the two out.")
+    return merge_recipes(read_recipe(lower, alternatives, above), recipe, alternatives)
+
+
+def merge_recipes(
+    lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()
+) -> dict[str, Any]:
+    """`lower` with the settings of `upper`, and without what those replace."""
+    beaten = {name for group in alternatives if group & upper.keys() for name in group}
+    return {key: value for key, value in lower.items() if key not in beaten} | upper
+
+
+def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
+    """A recipe that stands alone: the file as it is, or with what it extends written out. Raises: as `read_recipe`."""
+    if extended(path) is None:
+        return path.read_text(encoding="utf-8")
+    return f"# {path.name}, with what it extends\n{as_yaml(read_recipe(path, alternatives))}"
+
+
+def extended(path: Path) -> Path | None:
+    """The recipe that a recipe extends, if it does."""
+    base = (yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}).get("extends")
+    return None if base is None else find_recipe(str(base), path.parent)
+
+
+def find_recipes(folder: Path) -> dict[str, Path]:
+    """The recipes of a sweep by name, the baseline first; `folder` may be one of the package's examples.
+
+    Raises: UsageError if there is no baseline.
+    """
+    found = folder if folder.is_dir() else _example(folder)
+    recipes = {path.stem: path for path in sorted(found.glob("*.yaml"))}
+    if BASELINE not in recipes:
+        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
+    return {BASELINE: recipes.pop(BASELINE), **recipes}
+
+
+def as_yaml(recipe: dict[str, Any]) -> str:
+    """Settings as the text of a recipe."""
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110)
+
+
+class _RecipeLoader(yaml.SafeLoader):
+    """YAML in which `no` is a word, as in `eval_strategy: no`, and a key stands once."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        twice = [key for key in keys if keys.count(key) > 1]
+        if twice:
+            raise yaml.YAMLError(f"{twice[0]} stands twice; leave one.")
+        return super().construct_mapping(node, deep)
+
+
+_RecipeLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool" or first in "tTfF"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}

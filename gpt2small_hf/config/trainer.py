@@ -1,0 +1,185 @@
+"""The settings of transformers' Trainer, with our defaults, read without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any
+
+from gpt2small_hf.config.declared import declared
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.invocation import command
+from gpt2small_hf.runs.files import parse_json
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments as DeclaredTrainingArguments
+else:
+    _ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
+    DeclaredTrainingArguments = declared("transformers.training_args", "TrainingArguments", *_ENUMS)
+
+MUON = "muon"
+DEEPSEEK_STEPS = "deepseek_steps"
+WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
+"""Shapes of transformers that pass over `warmup_steps`."""
+# The Trainer has them; a run does not use them, so they are kept out of the manual.
+NOT_FOR_RUNS = {
+    *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"),
+    *("resume_from_checkpoint", "auto_find_batch_size"),
+} | {f"hub_{name}" for name in ("token", "private_repo", "model_id", "strategy", "always_push", "revision")}
+_AT_LEAST = {
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "learning_rate": 0,
+    "weight_decay": 0,
+    "warmup_steps": 0,
+    "max_grad_norm": 0,
+    "seed": 0,
+}
+_INTERVALS = {"logging_steps": "logging_strategy", "eval_steps": "eval_strategy", "save_steps": "save_strategy"}
+# Modules, any of which will do, and the package that each needs.
+REPORTERS = {
+    **{name: (name, name) for name in ("clearml", "codecarbon", "dagshub", "dvclive", "mlflow", "neptune", "swanlab")},
+    **{name: (name, name) for name in ("trackio", "wandb")},
+    "tensorboard": ("tensorboard tensorboardX", "tensorboard"),
+    **{"azure_ml": ("azureml", "azureml-core"), "comet_ml": ("comet_ml", "comet-ml"), "flyte": ("flytekit",) * 2},
+}
+OPTIMIZERS = {  # by how their names begin
+    **dict.fromkeys(
+        ("adamw_bnb", "adamw_8bit", "ademamix", "lion", "paged", "rmsprop_bnb"), ("bitsandbytes", "bitsandbytes")
+    ),
+    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), ("torchao", "torchao")),
+    **dict.fromkeys(("lomo", "adalomo"), ("lomo_optim", "lomo-optim")),
+    "adamw_anyprecision": ("torchdistx", "git+https://github.com/pytorch/torchdistx"),
+    "apollo": ("apollo_torch", "apollo-torch"),
+    "galore": ("galore_torch", "galore-torch"),
+    "grokadamw": ("grokadamw", "grokadamw"),
+    "schedule_free": ("schedulefree", "schedulefree"),
+    "stable_adamw": ("optimi", "torch-optimi"),
+}
+
+
+@dataclass
+class TrainerSettings(DeclaredTrainingArguments):
+    """The Trainer's own arguments with the defaults of a pre-training run, as they are given."""
+
+    _argument_group_name = "training (transformers.TrainingArguments)"
+
+    output_dir: str | None = field(
+        default=None, metadata={"help": "The run folder; unset: runs/<name of the recipe>, below the current folder."}
+    )
+    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
+    optim: str = field(
+        default="adamw_torch_fused",
+        metadata={
+            "help": "A name of transformers', or muon: Muon for the matrices of the blocks and AdamW for the rest, "
+            "with the same learning rate and weight decay (Liu et al. 2025)."
+        },
+    )
+    lr_scheduler_type: str = field(
+        default="cosine_with_min_lr",
+        metadata={
+            "help": "Shape of the learning rate: a name of transformers', or deepseek_steps: the peak to 80 percent of "
+            "training, 31.6 percent of it to 90, then 10 (Bi et al. 2024)."
+        },
+    )
+    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "JSON object for the schedule. cosine_with_min_lr: min_lr_rate is where it ends, as a share of the "
+            "peak; unset, 0.1. warmup_stable_decay: decay_share, the share of all steps it decays in (0.2), or "
+            "num_decay_steps; decay_type linear, cosine or 1-sqrt (linear); min_lr_ratio, where it ends (0)."
+        },
+    )
+    warmup_steps: float | None = field(
+        default=None,
+        metadata={
+            "help": "Steps of linear warm-up, or below 1 the share of all steps. Unset: 0.05, or none for a schedule "
+            "that has no warm-up, like constant."
+        },
+    )
+    weight_decay: float = field(default=0.1, metadata={"help": "Decay of what --decay says."})
+    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's memory of squared gradients."})
+    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between lines of metrics.jsonl."})
+    # With the filter on, a NaN loss is logged as a finite number: the log would lie.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Hide NaN losses from the log. Leave it off."}
+    )
+    save_total_limit: int | None = field(default=2, metadata={"help": "Maximum number of checkpoints to keep."})
+    dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=None, metadata={"help": "Pin rows in memory for faster copies to the GPU; unset: if there is one."}
+    )
+    ddp_find_unused_parameters: bool | None = field(
+        default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
+    )
+    disable_tqdm: bool | None = field(default=True, metadata={"help": "The run draws its own progress line."})
+
+    def __post_init__(self) -> None:
+        if self.hub_token or self.push_to_hub:
+            raise UsageError(
+                "A run is not pushed during training, and a token is never a flag. Publish the finished run: "
+                f"{command('push', 'RUN', 'USER/REPO')}"
+            )
+        if isinstance(self.lr_scheduler_kwargs, str):
+            try:
+                self.lr_scheduler_kwargs = parse_json(self.lr_scheduler_kwargs)
+            except ValueError as error:
+                raise UsageError(f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} is no JSON ({error}).") from None
+        for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
+            _require("report_to", name, ["none", "all", "kubeflow", *REPORTERS])
+        if self.load_best_model_at_end and str(self.eval_strategy) != str(self.save_strategy):
+            raise UsageError(
+                f"--load_best_model_at_end measures what it saves: give --eval_strategy {self.save_strategy} "
+                "and an --eval_steps that divides --save_steps."
+            )
+        if self.resume_from_checkpoint:
+            raise UsageError("--resume_from_checkpoint is --resume here, and a run goes on by itself.")
+        if self.auto_find_batch_size:
+            raise UsageError("--auto_find_batch_size would change the rows a step. --find_batch_size keeps them.")
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise UsageError(f"--{name} is {value}. Give {least:g} or more.")
+        for name, strategy in _INTERVALS.items():
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(
+                    f"--{name} is {value:g}. Give a number of steps, or below 1 a share of all steps; for none, give "
+                    f"--{strategy} no."
+                )
+        if self.max_steps != -1 and self.max_steps < 1:
+            raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")
+        if self.num_train_epochs <= 0:
+            raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
+        optimizers = [member.value for member in declared("transformers.training_args", "OptimizerNames")]
+        _require("optim", self.optim, [TrainerSettings.optim, MUON, *optimizers])
+        schedules = [member.value for member in declared("transformers.trainer_utils", "SchedulerType")]
+        _require("lr_scheduler_type", self.lr_scheduler_type, [*schedules, DEEPSEEK_STEPS])
+        if self.optim == MUON and self.optim_args:
+            raise UsageError("--optim muon takes no --optim_args. Leave them out.")
+        if self.seed >= 1 << 32:
+            raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
+        self._settle_warmup()
+
+    def _settle_warmup(self) -> None:
+        """Fill in how long warm-up is. Raises: UsageError if the schedule would pass over it without a word."""
+        has_none = self.lr_scheduler_type in WITHOUT_WARMUP
+        if self.warmup_steps is None:
+            self.warmup_steps = 0 if has_none else 0.05  # pyright: ignore[reportIncompatibleVariableOverride]
+        if has_none and self.warmup_steps > 0:
+            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+            raise UsageError(
+                f"--lr_scheduler_type {name} has no warm-up, but --warmup_steps is {self.warmup_steps:g}. "
+                "Give 0, or take constant_with_warmup."
+            )
+
+
+def _require(flag: str, value: str, known: list[str]) -> None:
+    """Accept the value of a flag that is a name. Raises: UsageError naming the nearest that is known."""
+    if value in known:
+        return
+    likeness = [SequenceMatcher(None, value, name[: len(value)]).ratio() for name in known]  # adamw → adamw_torch
+    near = known[likeness.index(max(likeness))]
+    hint = f"Did you mean {near}?" if max(likeness) >= 0.6 else f"Choose one of {', '.join(dict.fromkeys(known))}."
+    raise UsageError(f"--{flag} {value} is not known. {hint}")
