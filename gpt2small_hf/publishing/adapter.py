@@ -15,7 +15,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
 from gpt2small_hf.publishing.facts import Publication, published_base
-from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import stage, write
 from gpt2small_hf.runs.files import read_json, sha256
 
@@ -29,7 +29,7 @@ class Base:
     folder: Path
 
 
-def find_base(source: Source, publication: Publication) -> Base:
+def find_base(source: PushSource, publication: Publication) -> Base:
     """Find the published base of a run's adapter, and its files on this machine.
 
     Raises: UsageError if it is not on the Hub for everybody, or not here.
@@ -63,7 +63,7 @@ def _same(folder: Path, digest: str) -> Path:
     return folder
 
 
-def stage_adapter(source: Source, folder: Path, base: Base, **how: Any) -> None:
+def stage_adapter(source: PushSource, folder: Path, base: Base, **how: Any) -> None:
     """Stage the adapter with the run's tokenizer and results, after the checks of the run's merged model.
 
     Raises: UsageError as `stage`, and for an adapter that another base cannot carry.
@@ -82,7 +82,7 @@ def stage_adapter(source: Source, folder: Path, base: Base, **how: Any) -> None:
     check_finite(folder)
 
 
-def check_adapter(source: Source) -> None:
+def check_adapter(source: PushSource) -> None:
     """Raise: UsageError if a link leads out of the run, or if peft is missing or could not load it on the base."""
     assert source.adapter is not None
     if find_spec("peft") is None:

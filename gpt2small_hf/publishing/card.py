@@ -26,7 +26,7 @@ from pygments.util import ClassNotFound
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.facts import Publication, facts
-from gpt2small_hf.publishing.source import Source
+from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
@@ -35,8 +35,8 @@ from gpt2small_hf.resources import resource
 TEMPLATE = resource("model_card.j2")
 
 
-def render(source: Source, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:
-    """The card of a staged folder, with its metadata, and a mark at its end by which `is_untouched` knows it again.
+def render(source: PushSource, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:
+    """The card of a staged folder, with its metadata, and a mark at its end by which `is_unedited` knows it again.
 
     Raises: UsageError if the template asks for what is not known, or is no template.
     """
@@ -57,13 +57,13 @@ def render(source: Source, folder: Path, publication: Publication, template: Pat
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise UsageError(f"{template}{line} cannot be rendered: {error.message}.") from None
     text = squeezed(text).strip() + "\n"
-    return marked(f"---\n{header(known)}\n---\n\n{text}")
+    return add_mark(f"---\n{header(known)}\n---\n\n{text}")
 
 
 def squeezed(text: str) -> str:
     """Markdown with one empty line where a template left several, but for code blocks."""
     kept: list[str] = []
-    for line, prose in zip(text.split("\n"), blanked(text, "\0").split("\n"), strict=True):
+    for line, prose in zip(text.split("\n"), without_code(text, "\0").split("\n"), strict=True):
         if prose or not kept or kept[-1]:
             kept.append(line)
     return "\n".join(kept)
@@ -186,14 +186,14 @@ UNFINISHED = {
 }
 
 
-def gate(card: str, files: set[str]) -> None:
+def check_card(card: str, files: set[str]) -> None:
     """See that a card is finished: in its words and metadata, not in what a model wrote, which stands in code blocks.
 
     `files` are those beside it.
 
     Raises: UsageError that names the line.
     """
-    prose = blanked(card)
+    prose = without_code(card)
     metadata_ends = card.count("\n", 0, card.find("\n---\n", 4) + 5)
     for at, line in enumerate(prose.splitlines(), start=1):
         for what, pattern in UNFINISHED.items():
@@ -211,7 +211,7 @@ def gate(card: str, files: set[str]) -> None:
         raise UsageError("the card has no metadata between two lines of ---. Mend model_card.j2.")
 
 
-def blanked(card: str, instead: str = "") -> str:
+def without_code(card: str, instead: str = "") -> str:
     """A card without what stands in code blocks and code spans, line for line."""
     lines, fence = [], None
     for line in card.split("\n"):
@@ -231,12 +231,12 @@ def blanked(card: str, instead: str = "") -> str:
 _MARK = r"\n<!-- made by gpt2small_hf, ([0-9a-f]{16}) -->"
 
 
-def marked(card: str) -> str:
+def add_mark(card: str) -> str:
     """A card with a hash of itself at its end, in a comment that nobody sees."""
     return f"{card}\n<!-- made by gpt2small_hf, {_hash(card)} -->\n"
 
 
-def is_untouched(card: str) -> bool:
+def is_unedited(card: str) -> bool:
     """Whether a card is one of ours and nobody has edited it since: on whatever machine it was made."""
     card = card.replace("\r\n", "\n")
     found = re.search(_MARK + r"\n?\Z", card)
@@ -300,7 +300,7 @@ def highlighted(code: str, language: str, _attributes: str) -> str:
     return highlight(code, lexer, HtmlFormatter(nowrap=True))
 
 
-def fingerprint(files: dict[str, dict[str, Any]]) -> str:
+def content_hash(files: dict[str, dict[str, Any]]) -> str:
     """Eight hexadecimal digits of all that a stranger loads: the same for the same model, whatever its card says."""
     loaded = {name: file["sha256"] for name, file in sorted(files.items()) if is_loaded(name)}
     return hashlib.sha256(repr(loaded).encode()).hexdigest()[:8]

@@ -20,7 +20,7 @@ import gpt2small_hf.model
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.publishing.source import Source
+from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import model_code
@@ -39,7 +39,7 @@ STRANGERS_HAVE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_modul
 # ---- what is there, and may be taken ------------------------------------------------------------------------------
 
 
-def check_links(source: Source) -> None:
+def check_links(source: PushSource) -> None:
     """Raise: UsageError if a link leads out of the folder that is published."""
     root, run = source.root.resolve(), RunFolder(source.root)
     read = (run.resolved, run.metrics, run.samples, run.published)  # the last three for the card
@@ -52,7 +52,7 @@ def check_links(source: Source) -> None:
                 )
 
 
-def check_nothing_pickled(source: Source) -> None:
+def check_nothing_pickled(source: PushSource) -> None:
     """Raise: UsageError for a pickled file that is not one of a checkpoint's own."""
     for path in sorted(source.model.iterdir()):
         known = source.is_checkpoint and OF_CHECKPOINTS.fullmatch(path.name)
@@ -63,7 +63,7 @@ def check_nothing_pickled(source: Source) -> None:
             )
 
 
-def check_nothing_empty(source: Source, folder: Path) -> None:
+def check_nothing_empty(source: PushSource, folder: Path) -> None:
     """Raise: UsageError for a staged file without a byte: whatever wrote it did not come to its end."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.stat().st_size:
@@ -152,7 +152,7 @@ def check_code(folder: Path) -> None:
                 )
 
 
-def modified_code(source: Source, folder: Path) -> list[str]:
+def modified_code(source: PushSource, folder: Path) -> list[str]:
     """List the files of code in a staged folder that are neither the package's nor those that the run recorded.
 
     The package's are those of any version in the history of this checkout: a model saved by an earlier version brings
@@ -184,7 +184,7 @@ def git_blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def check_code_is_known(source: Source, folder: Path) -> None:
+def check_code_is_known(source: PushSource, folder: Path) -> None:
     """Raise: UsageError if code in a staged folder was changed: loading the model would run it."""
     if changed := modified_code(source, folder):
         raise UsageError(
@@ -196,7 +196,7 @@ def check_code_is_known(source: Source, folder: Path) -> None:
 # ---- what must fit together ----------------------------------------------------------------------------------------
 
 
-def check_results_are_theirs(source: Source, folder: Path) -> None:
+def check_results_are_theirs(source: PushSource, folder: Path) -> None:
     """Raise: UsageError if weights or tokenizer of a finished run are not those its results were measured with."""
     if source.run is None or source.run.heldout is None:
         return
@@ -226,7 +226,7 @@ def _sha256_of_weights(folder: Path) -> str:
     return hashlib.sha256(save(joined, metadata={"format": "pt"})).hexdigest()
 
 
-def check_tokenizer(source: Source, folder: Path) -> None:
+def check_tokenizer(source: PushSource, folder: Path) -> None:
     """Raise: UsageError if there is no tokenizer, or it cannot be this model's."""
     if not (folder / "tokenizer.json").is_file():
         raise UsageError(f"{source.model} has no tokenizer.json. Name the tokenizer it was trained with: --tokenizer")

@@ -29,10 +29,10 @@ from gpt2small_hf.publishing.privacy import (
     is_hub_id,
     is_of_hub,
     public_ids,
-    scrubbed,
-    scrubbed_command,
+    scrub,
+    scrub_command,
 )
-from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import CHARTS
 from gpt2small_hf.report.page import (
     Ladder,
@@ -72,7 +72,7 @@ MOST_FILES = 8
 """Of the training text, that are named one by one."""
 PSF = {"name": "PSF-2.0", "url": "https://docs.python.org/3/license.html"}
 """The license of Python's documentation."""
-UNSAID = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
+IGNORED_SETTINGS = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
 """Settings whose difference from a baseline is no change to the recipe."""
 
 
@@ -105,7 +105,7 @@ class Publication:
     """Whether questions of the run's chats are shown, with the model's answers."""
 
 
-def linked_repositories(source: Source, publication: Publication) -> list[tuple[str, str]]:
+def linked_repositories(source: PushSource, publication: Publication) -> list[tuple[str, str]]:
     """List the repositories that are named beside its own: type (`model` or `dataset`) and id."""
     base, data, converted = _base(source.run, publication), _data(source.run, frozenset()), _converted(source)
     datasets = {*(data["datasets"] if data else []), converted["dataset"] if converted else None}
@@ -116,7 +116,7 @@ def linked_repositories(source: Source, publication: Publication) -> list[tuple[
     return sorted(linked | (hub_ids(source.run.resolved) if source.run else set()))
 
 
-def facts(source: Source, folder: Path, publication: Publication) -> dict[str, Any]:
+def facts(source: PushSource, folder: Path, publication: Publication) -> dict[str, Any]:
     """Everything that the template may speak of. What is not known is None or empty."""
     settings = read_json((source.model if source.adapter else folder) / "config.json")
     config = check_sizes(source.model)
@@ -176,7 +176,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "overlap_line": overlap_line(run.measured) if run and run.measured and not source.is_checkpoint else None,
         "rows": _measured(run) if run and not source.is_checkpoint else None,
         "heldout_label": heldout_label(run) if run else None,
-        "loss_then": loss_then(source),
+        "loss_then": loss_at_step(source),
         "worse": worse(source),
         "difference": _difference(run, publication.baseline, publication) if run and publication.baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
@@ -186,7 +186,7 @@ def facts(source: Source, folder: Path, publication: Publication) -> dict[str, A
         "data": _data(run, publication.private),
         "training": _training(source) if run else None,
         "compute": _compute(source, config),
-        "command": scrubbed_command(run.resolved.made_by.command, public) if run else None,
+        "command": scrub_command(run.resolved.made_by.command, public) if run else None,
         "provenance": _provenance(source),
         "branches": publication.branches,
         "namespace": publication.repo_id.split("/")[0],
@@ -226,14 +226,14 @@ def examples(folder: Path, context: int) -> tuple[str, int, list[str]]:
     return " ".join(words), new_tokens, []
 
 
-def copyright_of(source: Source, publication: Publication) -> dict[str, Any]:
+def copyright_holders(source: PushSource, publication: Publication) -> dict[str, Any]:
     """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
     year = source.run.resolved.made_by.date[:4] if source.run else None
     owner = [publication.repo_id.split("/")[0]] if source.run else []
     return {"holders": publication.developers or owner, "year": year}
 
 
-def _credit(source: Source, publication: Publication) -> dict[str, Any]:
+def _credit(source: PushSource, publication: Publication) -> dict[str, Any]:
     """Whose weights these are: `developers`, `origin`, who published them if that is somebody else, and `contact`."""
     namespace, origin = publication.repo_id.split("/")[0], None
     if publication.origin is not None and not publication.origin.startswith("http"):
@@ -273,7 +273,7 @@ def _spoken(folder: Path, question: str) -> str:
     return str(load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False))
 
 
-def _is_last(source: Source) -> bool:
+def _is_last(source: PushSource) -> bool:
     """Whether a checkpoint is of the step that its finished run ended with."""
     return source.run is not None and source.run.heldout is not None and source.step == source.run.step
 
@@ -332,7 +332,7 @@ def _published_as(run: RunFolder, digest: str, publication: Publication) -> str 
 
 
 def published_base(path: Path, digest: str, publication: Publication) -> dict[str, Any] | None:
-    """Return what is recorded of the repository with the weights of a base: in its run, or where `find` keeps it."""
+    """Return the record of the repository with the weights of a base: from its run, or from `runs/NAME`."""
     places = (path, path.parent, Path("runs") / path.name)  # the last: of a folder without a run
     return next(filter(None, (published_record(RunFolder(place), digest, publication) for place in places)), None)
 
@@ -358,7 +358,7 @@ def _published_baseline(publication: Publication) -> str | None:
     return found[0] if found and all(found) else None
 
 
-def _converted(source: Source) -> dict[str, Any] | None:
+def _converted(source: PushSource) -> dict[str, Any] | None:
     """Of other people's weights: what they were, and what their settings tell of the training."""
     if source.converted is None:
         return None
@@ -400,14 +400,14 @@ def _hub_dataset(origin: DataSource, private: frozenset[str]) -> str | None:
     return None if name in private else name
 
 
-def _rows_until(source: Source) -> list[dict[str, Any]]:
+def _rows_until(source: PushSource) -> list[dict[str, Any]]:
     """What was logged up to the weights' step."""
     assert source.run is not None
     last = source.run.step if source.step is None or not source.is_checkpoint else source.step
     return [row for row in source.run.metrics if row["step"] <= last]
 
 
-def trained(source: Source) -> dict[str, Any]:
+def trained(source: PushSource) -> dict[str, Any]:
     """How much was trained."""
     run = source.run
     assert run is not None
@@ -430,13 +430,13 @@ def trained(source: Source) -> dict[str, Any]:
     }
 
 
-def _logged_until(source: Source, name: str) -> int | None:
+def _logged_until(source: PushSource, name: str) -> int | None:
     """Return the step of a checkpoint's last logged value of this name; None if it is the checkpoint's own step."""
     last = next((row["step"] for row in reversed(_rows_until(source)) if name in row), None)
     return last if source.is_checkpoint and last != source.step else None
 
 
-def _kept(source: Source) -> dict[str, Any] | None:
+def _kept(source: PushSource) -> dict[str, Any] | None:
     """Of a finished run that kept an earlier step than its last: what is known of that step; else None."""
     run = source.run
     assert run is not None
@@ -460,7 +460,7 @@ def _measured(run: Run) -> dict[str, Any] | None:
     )
 
 
-def loss_then(source: Source) -> dict[str, Any] | None:
+def loss_at_step(source: PushSource) -> dict[str, Any] | None:
     """Of a checkpoint: the last held-out loss up to its step."""
     if not source.is_checkpoint:
         return None
@@ -468,12 +468,12 @@ def loss_then(source: Source) -> dict[str, Any] | None:
     return {"loss": held[-1]["eval_loss"], "step": held[-1]["step"]} if held else None
 
 
-def worse(source: Source) -> str | None:
+def worse(source: PushSource) -> str | None:
     """Say that the held-out loss of these weights is above that before training; None if it is not, or is not known."""
     run = source.run
     if run is None or not source.is_checkpoint:
         return None if run is None or run.heldout is None else worse_line(run.heldout)
-    then = loss_then(source)
+    then = loss_at_step(source)
     before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
     chats = run.resolved.data.validation
     if then is None or before is None:
@@ -486,7 +486,7 @@ def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
     return [sample for sample in run.samples if not run.resolved.chat or sample["prompt"] in prompts]
 
 
-def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any] | None:
+def _samples(source: PushSource, folder: Path, prompts: list[str]) -> dict[str, Any] | None:
     """What it writes after fixed prompts: `completions`, and `settings` of the sampled ones."""
     if source.run is None:
         return None
@@ -508,7 +508,7 @@ def _samples(source: Source, folder: Path, prompts: list[str]) -> dict[str, Any]
     }
 
 
-def held_out_answers(source: Source) -> list[Answer]:
+def held_out_answers(source: PushSource) -> list[Answer]:
     """Return the answers to held-out questions that the card may show beside the samples, which may be such already."""
     run = source.run
     if run is None or source.is_checkpoint or run.resolved.prompts_from == "held-out chats":
@@ -516,12 +516,12 @@ def held_out_answers(source: Source) -> list[Answer]:
     return run.answers
 
 
-def _answers(source: Source) -> dict[str, Any] | None:
+def _answers(source: PushSource) -> dict[str, Any] | None:
     found = held_out_answers(source)
     return {"shown": found[:MOST_SAMPLES], "of": len(found)} if found else None
 
 
-def _ladder(source: Source, prompts: list[str]) -> str | None:
+def _ladder(source: PushSource, prompts: list[str]) -> str | None:
     """How the text after the first prompt became coherent, up to these weights."""
     if source.run is None:
         return None
@@ -560,7 +560,7 @@ def _data(run: Run | None, private: frozenset[str]) -> dict[str, Any] | None:
         "loss_on": run.resolved.chat.loss_on if run.resolved.chat else None,
         "held_out": held_out(run),
         "measured_on": _measured_on(data.sources, private),
-        "tokenizer": scrubbed(tokenizer.name, public_ids(run.resolved, private)) if tokenizer else None,
+        "tokenizer": scrub(tokenizer.name, public_ids(run.resolved, private)) if tokenizer else None,
         "trained_tokenizer": tokenizer is not None and tokenizer.name == "trained here",
         "packing": run.resolved.run.packing,
         "new_tokens": data.new_tokens,
@@ -590,9 +590,7 @@ def _origin(origin: DataSource, private: frozenset[str]) -> dict[str, Any]:
     """One source of training data."""
     name, hub = origin.label, _hub_dataset(origin, private)
     return {
-        "name": "Python's language reference, as CPython carries it"
-        if name == "python-docs"
-        else hub or scrubbed(name),
+        "name": "Python's language reference, as CPython carries it" if name == "python-docs" else hub or scrub(name),
         "hub": hub,
         "config": origin.config,
         "split": origin.split,
@@ -604,7 +602,7 @@ def _origin(origin: DataSource, private: frozenset[str]) -> dict[str, Any]:
     }
 
 
-def _steps(source: Source) -> str:
+def _steps(source: PushSource) -> str:
     """Say how many optimizer steps there were, and of which the weights are if not of the last."""
     run = source.run
     assert run is not None
@@ -624,7 +622,7 @@ def _planned_steps(run: Run) -> int:
     return planned if planned > 0 else run.step
 
 
-def _training(source: Source) -> dict[str, Any]:
+def _training(source: PushSource) -> dict[str, Any]:
     """The hyper-parameters, as a table."""
     run = source.run
     assert run is not None
@@ -682,7 +680,7 @@ def training_seconds(rows: list[dict[str, Any]]) -> float | None:
     return total or None
 
 
-def _compute(source: Source, config: GPT2SmallConfig) -> str | None:
+def _compute(source: PushSource, config: GPT2SmallConfig) -> str | None:
     """Hardware and time, as a table."""
     if source.run is None:
         return None
@@ -722,7 +720,7 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
 
 
-def _provenance(source: Source) -> str | None:
+def _provenance(source: PushSource) -> str | None:
     """Where it comes from, as a table."""
     if source.run is None:
         return None
@@ -746,7 +744,7 @@ def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, 
     changes += [
         [name, said(then), said(now)]
         for name, then, now in changed(_scrubbed(baseline), _scrubbed(run))
-        if name not in UNSAID
+        if name not in IGNORED_SETTINGS
     ]
     losses = None
     if run.measured and baseline.measured and run.measured_on == baseline.measured_on:
@@ -761,7 +759,7 @@ def _difference(run: Run, baseline: Run, publication: Publication) -> dict[str, 
 
 
 def _scrubbed(run: Run) -> Resolved:
-    return Resolved.from_json(scrubbed(run.resolved.to_json()), f"{run.folder.resolved}:")
+    return Resolved.from_json(scrub(run.resolved.to_json()), f"{run.folder.resolved}:")
 
 
 def _given(run: Run) -> dict[str, str]:

@@ -39,7 +39,7 @@ from huggingface_hub.utils import (
 
 from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing.arguments import ADDRESS, AuthError, token_in_use
-from gpt2small_hf.publishing.card import is_marked, is_untouched, only_metadata
+from gpt2small_hf.publishing.card import is_marked, is_unedited, only_metadata
 from gpt2small_hf.publishing.checks import git_blob
 from gpt2small_hf.publishing.client import (
     SLOW,
@@ -55,7 +55,7 @@ from gpt2small_hf.publishing.client import (
     status_reason,
 )
 from gpt2small_hf.publishing.license import APACHE, License
-from gpt2small_hf.publishing.stage import Files, is_loaded, is_of_model, is_ours, is_terms, is_weights
+from gpt2small_hf.publishing.stage import Files, is_license_file, is_loaded, is_model_file, is_pushed_file, is_weights
 from gpt2small_hf.runs.files import sha256
 
 MAIN = "main"
@@ -260,7 +260,7 @@ class Hub:
 
         A push is known by the mark in its card, edited or not, or by weights that are in one of `published`.
         """
-        parts = sorted(name for name in remote.files if is_of_model(name))
+        parts = sorted(name for name in remote.files if is_model_file(name))
         if not parts:
             return None
         if "adapter_config.json" in parts:  # beside a model, transformers would load it on top
@@ -335,7 +335,7 @@ class Hub:
                     "--replace_card to write over it."
                 )
         there, text = remote.files.get("README.md"), self._card(remote)
-        if there is None or is_same(there, staged / "README.md") or is_untouched(text):
+        if there is None or is_same(there, staged / "README.md") or is_unedited(text):
             return
         metadata = only_metadata(text)  # all that a repository made on the website has
         if metadata is None:
@@ -456,7 +456,10 @@ class Hub:
                 name
                 for name in remote.files
                 if name not in files
-                and (is_ours(name, code) or (remote.other_model and (is_of_model(name) or is_terms(name))))
+                and (
+                    is_pushed_file(name, code)
+                    or (remote.other_model and (is_model_file(name) or is_license_file(name)))
+                )
             ]
             if "LICENSE" not in {*files, *gone} and is_same(remote.files.get("LICENSE"), APACHE):
                 gone.append("LICENSE")  # of an earlier push, which named it that of the weights

@@ -77,7 +77,7 @@ _OF_NETWORK = re.compile(
 _NO_SPACE = re.compile(r"[\w.:@%+\[\]-]*[.:@][\w.:@%+\[\]-]*\w\]?")
 
 
-def scrubbed(value: Any, public: Collection[str] = (), *, is_path: bool = False) -> Any:
+def scrub(value: Any, public: Collection[str] = (), *, is_path: bool = False) -> Any:
     """Return settings without what is of one machine or account: of a path or address, its last part is kept.
 
     `/srv/Acme Corp/a.jsonl`, `s3://acme/a.jsonl` and `ada@host:/srv/a.jsonl` become `a.jsonl`; hosts and credentials
@@ -98,13 +98,13 @@ def scrubbed(value: Any, public: Collection[str] = (), *, is_path: bool = False)
         for key, item in value.items():
             if isinstance(key, str) and key.endswith("_token"):
                 continue
-            name = scrubbed(key, public, is_path=is_path)
+            name = scrub(key, public, is_path=is_path)
             while name in kept:  # two files of one name, in two folders
                 name += " (another)"
             kept[name] = _item(key, item, public)
         return kept
     if isinstance(value, list):
-        return [scrubbed(item, public, is_path=is_path) for item in value]
+        return [scrub(item, public, is_path=is_path) for item in value]
     return _text(value, public, is_path=is_path) if isinstance(value, str) else value
 
 
@@ -114,18 +114,18 @@ def _item(key: Any, value: Any, public: Collection[str]) -> Any:
         return value
     if isinstance(value, str) and isinstance(key, str):
         if key == "command":
-            return scrubbed_command(value, public)
+            return scrub_command(value, public)
         if value and _HOST.fullmatch(key):
             return HIDDEN
-    return scrubbed(value, public, is_path=key in _PATHS)
+    return scrub(value, public, is_path=key in _PATHS)
 
 
-def scrubbed_command(command: str, public: Collection[str] = ()) -> str:
-    """Return a command line, each of its words as `scrubbed`; prompts as they are."""
+def scrub_command(command: str, public: Collection[str] = ()) -> str:
+    """Return a command line, each of its words as `scrub`; prompts as they are."""
     try:
         words = shlex.split(command)
     except ValueError:  # not a shell's
-        return scrubbed(command, public)
+        return scrub(command, public)
     kept, flag = [], ""
     for word in words:
         named = _NAMED.fullmatch(word)
@@ -149,7 +149,7 @@ def _argument(flag: str, word: str, public: Collection[str]) -> str:
         return HIDDEN
     if word.startswith(("{", "[")):
         try:
-            return json.dumps(scrubbed(json.loads(word), public), ensure_ascii=False)
+            return json.dumps(scrub(json.loads(word), public), ensure_ascii=False)
         except ValueError:
             pass
     return _text(word, public, is_path=True)
@@ -290,7 +290,7 @@ def chat_questions(run: Run | None) -> list[str]:
     return prompts if asked & set(prompts) else []
 
 
-def without_prompts(told: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:
+def remove_prompts(told: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:
     """A `resolved.json` or `completions.json` without these prompts and what the model wrote after them."""
     told = dict(told)
     if "run" in told:

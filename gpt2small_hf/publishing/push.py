@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from gpt2small_hf.publishing.facts import Publication
     from gpt2small_hf.publishing.hub import Hub, Remote
-    from gpt2small_hf.publishing.source import Source
+    from gpt2small_hf.publishing.source import PushSource
     from gpt2small_hf.publishing.stage import Files
     from gpt2small_hf.publishing.verify import Checked
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class Plan:
     """One folder to push: a repository and branch."""
 
-    source: Source
+    source: PushSource
     folder: Path
     publication: Publication
     revision: str = "main"
@@ -75,8 +75,8 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.publishing.facts import MOST_SAMPLES, held_out_answers, linked_repositories, worse
     from gpt2small_hf.publishing.privacy import chat_questions
-    from gpt2small_hf.publishing.secret_scan import check_words
-    from gpt2small_hf.publishing.source import find
+    from gpt2small_hf.publishing.secret_scan import check_flag_value
+    from gpt2small_hf.publishing.source import find_source
     from gpt2small_hf.runs.files import exclusive_writer
 
     token = known_token()
@@ -85,8 +85,8 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
         ("contact", [args.contact]),
         ("developers", args.developers or []),
     ):
-        check_words(f"--{flag}", "\n".join(filter(None, words)), token)
-    source = find(args.RUN, args.tokenizer)
+        check_flag_value(f"--{flag}", "\n".join(filter(None, words)), token)
+    source = find_source(args.RUN, args.tokenizer)
     if source.is_checkpoint and source.run is not None and source.model.resolve() != args.RUN.expanduser().resolve():
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
     else:
@@ -158,13 +158,13 @@ def read_published(path: Path) -> dict[str, Any]:
     return found
 
 
-def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
+def plan(args: Namespace, source: PushSource, before: dict[str, Any]) -> list[Plan]:
     """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.publishing.facts import Publication
     from gpt2small_hf.publishing.license import License
     from gpt2small_hf.publishing.source import checkpoints
-    from gpt2small_hf.publishing.stage import check_owned
+    from gpt2small_hf.publishing.stage import check_stage_folder
     from gpt2small_hf.runs.layout import RunFolder
     from gpt2small_hf.runs.reader import Run
 
@@ -214,7 +214,7 @@ def plan(args: Namespace, source: Source, before: dict[str, Any]) -> list[Plan]:
     if args.tag in [one.revision for one in plans]:
         raise UsageError(f"--tag {args.tag} is the name of a branch that --all_checkpoints makes. Use another.")
     for one in plans:  # all of them, before any is written
-        check_owned(one.folder)
+        check_stage_folder(one.folder)
     return plans
 
 
@@ -255,11 +255,11 @@ def of_repo(published: dict[str, Any], repo_id: str, revision: str = "main") -> 
     return {}
 
 
-def branch_of(source: Source) -> dict[str, Any]:
+def branch_of(source: PushSource) -> dict[str, Any]:
     """A checkpoint as the card of the finished model lists it."""
-    from gpt2small_hf.publishing.facts import loss_then, trained
+    from gpt2small_hf.publishing.facts import loss_at_step, trained
 
-    then = loss_then(source)
+    then = loss_at_step(source)
     loss = then["loss"] if then else None
     return {"revision": f"step-{source.step}", "step": source.step, "tokens": trained(source)["tokens"], "loss": loss}
 
@@ -273,7 +273,7 @@ def prepare(args: Namespace, one: Plan) -> None:
     """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
     from gpt2small_hf.publishing import card, stage
     from gpt2small_hf.publishing.adapter import find_base, stage_adapter
-    from gpt2small_hf.publishing.facts import copyright_of
+    from gpt2small_hf.publishing.facts import copyright_holders
     from gpt2small_hf.publishing.license import write_license
     from gpt2small_hf.publishing.secret_scan import check_secrets
     from gpt2small_hf.runs.files import atomic_write
@@ -293,23 +293,23 @@ def prepare(args: Namespace, one: Plan) -> None:
                 private=one.publication.private,
             )
         native |= one.is_adapter  # neither has code
-        write_license(folder, one.publication.license, native=native, **copyright_of(one.source, one.publication))
+        write_license(folder, one.publication.license, native=native, **copyright_holders(one.source, one.publication))
         if one.revision == "main" or not args.all_checkpoints:
-            loaded = card.fingerprint(stage.files_of(folder))
+            loaded = card.content_hash(stage.list_files(folder))
             step = "model" if one.source.step is None else f"step-{one.source.step}"
             one.tag = None if args.create_pr else one.tag or f"{step}-{loaded}"
             one.publication = replace(one.publication, pin=one.tag)
         text = card.render(one.source, folder, one.publication)
         (folder / "README.md").write_text(text, encoding="utf-8")
-        stage.let_others_read(folder)
-        one.files = stage.files_of(folder)
-        card.gate(text, set(one.files))
+        stage.make_readable(folder)
+        one.files = stage.list_files(folder)
+        card.check_card(text, set(one.files))
         answers = [one.source.place.answers] if args.publish_chat_questions else []
         origin = partial(stage.staged_from, one.source, license_file=args.license_file)
         check_secrets(folder, known_token(), [one.source.place.samples, *answers], origin)
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == one.files else {}
-        stage.remember(one.folder, one.files, known, **same)  # first: what is there is known to be ours at any moment
-    page = stage.page_of(one.folder)
+        stage.write_record(one.folder, one.files, known, **same)  # before the folder: a kill leaves no unknown files
+    page = stage.page_path(one.folder)
     with atomic_write(page) as temporary:
         temporary.write_text(card.page(text, one.folder.name), encoding="utf-8")
     say("staged", f"{one.folder}: {len(one.files)} files, {one.size}; no secrets, card finished")
@@ -323,7 +323,7 @@ def check_alone(plans: list[Plan]) -> None:
     """Load each staged folder in an isolated process, unless these very bytes were already. Raises: UsageError."""
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.publishing.adapter import fill_cache, find_base
-    from gpt2small_hf.publishing.stage import read_record, remember
+    from gpt2small_hf.publishing.stage import read_record, write_record
     from gpt2small_hf.publishing.verify import CheckError
     from gpt2small_hf.runs.provenance import versions
 
@@ -343,7 +343,7 @@ def check_alone(plans: list[Plan]) -> None:
         except CheckError as error:
             raise UsageError(f"{one.folder} does not work for a stranger: {error}") from None
         one.checked = asdict(found)
-        remember(one.folder, one.files, known, **{"with": with_what, "checked": one.checked})
+        write_record(one.folder, one.files, known, **{"with": with_what, "checked": one.checked})
         say("alone", f"{one.folder} {told(found, one)}")
 
 
@@ -525,7 +525,7 @@ def finish(
 ) -> dict[str, Any]:
     """Show it, collect it, and write down what was published. Returns: the record."""
     from gpt2small_hf.publishing.facts import examples
-    from gpt2small_hf.publishing.privacy import scrubbed
+    from gpt2small_hf.publishing.privacy import scrub
     from gpt2small_hf.runs.files import read_json, write_json
     from gpt2small_hf.runs.provenance import made_by
 
@@ -538,7 +538,7 @@ def finish(
             hub.collect(args.collection, repo_id)
             say("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
-    record = {**records[0], "made_by": scrubbed(made_by().to_json(), repositories)}
+    record = {**records[0], "made_by": scrub(made_by().to_json(), repositories)}
     path = first.source.place.published
     write_json(path, remembered([{**record, **linked(first)}, *records[1:], *flat(before)]))
     done = "proposed to" if record["pull_request"] else "published"

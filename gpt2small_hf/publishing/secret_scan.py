@@ -113,7 +113,7 @@ def check_secrets(
         )
 
 
-def check_words(flag: str, words: str, token: str | None = None) -> None:
+def check_flag_value(flag: str, words: str, token: str | None = None) -> None:
     """Raise: UsageError if the value of a flag, which is published, has the token in use or another secret."""
     if found := _in_texts([("", words)], token):
         raise UsageError(f"{flag} holds what looks like {found[0][0]}. Write another, and revoke it where it was made.")

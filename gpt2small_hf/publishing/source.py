@@ -24,7 +24,7 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 
 @dataclass(frozen=True)
-class Source:
+class PushSource:
     """A model to publish."""
 
     name: str
@@ -53,7 +53,7 @@ class Source:
         return self.name if self.step is None else f"{self.name} step {self.step:,}"
 
 
-def find(name: Path, tokenizer: str | None = None) -> Source:
+def find_source(name: Path, tokenizer: str | None = None) -> PushSource:
     """Find the model that a path names, and say so where it is not plain.
 
     Args:
@@ -74,7 +74,7 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
     if of_run is not None and of_run.resolved.is_file():
         if tokenizer is not None:
             raise UsageError(f"{of_run.root} is a run and has its own tokenizer: leave --tokenizer out.")
-        source = _of_run(run) if run else of_checkpoint(path, of_run)
+        source = _of_run(run) if run else checkpoint_source(path, of_run)
         return _adapter_of(source, path) if run and path.resolve() == run.adapter.resolve() else source
     place = RunFolder(Path("runs") / path.resolve().name)
     if place.resolved.is_file():
@@ -84,16 +84,18 @@ def find(name: Path, tokenizer: str | None = None) -> Source:
         told = read_json(beside) if beside.is_file() else {}
         converted = told if told.get("what", OURS) != OURS else None
         origin = told.get("origin") or origin_of(path)
-        return Source(path.resolve().name, path, path, place, converted=converted, origin=origin)
+        return PushSource(path.resolve().name, path, path, place, converted=converted, origin=origin)
     return _converted(path, place, tokenizer)
 
 
-def checkpoints(run: RunFolder) -> list[Source]:
+def checkpoints(run: RunFolder) -> list[PushSource]:
     """All checkpoints of a run that are whole, by step."""
-    return sorted((of_checkpoint(path, run) for path in complete_checkpoints(run)), key=lambda source: source.step or 0)
+    return sorted(
+        (checkpoint_source(path, run) for path in complete_checkpoints(run)), key=lambda source: source.step or 0
+    )
 
 
-def of_checkpoint(path: Path, run: RunFolder) -> Source:
+def checkpoint_source(path: Path, run: RunFolder) -> PushSource:
     """A checkpoint of a run. Raises: UsageError for one that a stranger could not load."""
     if (path / "adapter_model.safetensors").is_file():
         raise UsageError(
@@ -103,7 +105,7 @@ def of_checkpoint(path: Path, run: RunFolder) -> Source:
     if not (path / "trainer_state.json").is_file():
         raise UsageError(f"{path} is not a whole checkpoint: it has no trainer_state.json. Name another one.")
     whole = _open(run)
-    return Source(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
+    return PushSource(whole.name, path, run.root, run, whole, step_of(path), is_checkpoint=True)
 
 
 def _open(folder: RunFolder) -> Run:
@@ -122,19 +124,19 @@ def _open(folder: RunFolder) -> Run:
     return run
 
 
-def _of_run(folder: RunFolder) -> Source:
+def _of_run(folder: RunFolder) -> PushSource:
     run = _open(folder)
     if run.heldout is not None and not folder.model.is_dir():
         raise UsageError(f"{folder.model} does not exist: the run's model was taken away. Publish a checkpoint of it.")
     if run.heldout is not None:
-        return Source(run.name, folder.model, folder.root, folder, run, _kept_step(run))
+        return PushSource(run.name, folder.model, folder.root, folder, run, _kept_step(run))
     newest = next(complete_checkpoints(folder), None)
     if newest is None:
         raise UsageError(f"{folder.root} is not finished and has no checkpoint. Train on: its command goes on.")
-    return of_checkpoint(newest, folder)
+    return checkpoint_source(newest, folder)
 
 
-def _adapter_of(source: Source, path: Path) -> Source:
+def _adapter_of(source: PushSource, path: Path) -> PushSource:
     """The adapter of a finished run. Raises: UsageError if it is not one that can be published alone."""
     if source.is_checkpoint:
         raise UsageError(f"{source.place.root} is not finished. Train on: its command resumes it.")
@@ -157,7 +159,7 @@ def _kept_step(run: Run) -> int:
     return min(measured, key=lambda row: row["eval_loss"])["step"] if measured else run.step
 
 
-def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> Source:
+def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> PushSource:
     """Weights of another code base, as a folder of ours in `place`."""
     settings = path / "train.json"  # of the reference series
     beside = read_json(settings) if settings.is_file() else {}
@@ -170,7 +172,7 @@ def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> Source:
         raise UsageError(f"no tokenizer lies beside {path}. Name the one it was trained with: --tokenizer FOLDER_OR_ID")
     told = {"what": source.what, "settings": beside, "origin": origin_of(path)}
     write_json(model / "converted.json", told)  # whoever publishes this folder by its own name later is told too
-    return Source(path.resolve().name, model, model, place, converted=told, origin=told["origin"])
+    return PushSource(path.resolve().name, model, model, place, converted=told, origin=told["origin"])
 
 
 def _model_type(path: Path) -> str | None:

@@ -32,8 +32,8 @@ from gpt2small_hf.publishing.checks import (
     weight_files,
 )
 from gpt2small_hf.publishing.license import TEXT
-from gpt2small_hf.publishing.privacy import chat_questions, public_ids, scrubbed, without_prompts
-from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, Source
+from gpt2small_hf.publishing.privacy import chat_questions, public_ids, remove_prompts, scrub
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.runs.files import is_leftover, read_json, sha256, write_json
 
 CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt", "cpu_linear")
@@ -51,13 +51,13 @@ WEIGHT_SUFFIXES = (
     *(".nemo", ".mar", ".pte", ".engine", ".llamafile", ".pdparams", ".ftz", ".dduf"),
 )
 WEIGHT_INDEXES = (".safetensors.index.json", ".bin.index.json", ".h5.index.json", ".msgpack.index.json")
-OF_OTHERS = (
+OTHER_MODEL_FILES = (
     *("adapter_config.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.txt"),
     *("chat_template.json", "custom_generate/generate.py", "tekken.json", "params.json"),
     *("preprocessor_config.json", "processor_config.json"),
 )
 """What is loaded of other models, beside weights, settings and tokenizer."""
-TERMS = re.compile(r"(licen[cs]es?|copying|notices?|use_policy)(?![a-z])[^/]*", re.IGNORECASE)
+LICENSE_NAMES = re.compile(r"(licen[cs]es?|copying|notices?|use_policy)(?![a-z])[^/]*", re.IGNORECASE)
 """Of another model: under which terms it may be used."""
 SHORT_CONTEXT = 512
 """Below it the pipeline's 256 new tokens, unless the model says otherwise, leave too little for a prompt."""
@@ -69,7 +69,7 @@ Files = dict[str, dict[str, Any]]
 
 
 def stage(
-    source: Source,
+    source: PushSource,
     folder: Path,
     *,
     new_code: bool = False,
@@ -113,15 +113,15 @@ def stage(
         check_code_is_known(source, folder)
     check_results_are_theirs(source, folder)
     check_tokenizer(source, folder)
-    forget_place(folder / "tokenizer_config.json")
+    remove_local_paths(folder / "tokenizer_config.json")
     check_finite(folder)
 
 
-def _results(source: Source, folder: Path, questions: list[str], public: set[str]) -> None:
+def _results(source: PushSource, folder: Path, questions: list[str], public: set[str]) -> None:
     for name in RESULTS[:1] if source.is_checkpoint else RESULTS:
         path = source.root / name
         if path.is_file():
-            write(folder / name, scrubbed(without_prompts(read_json(path), questions), public))
+            write(folder / name, scrub(remove_prompts(read_json(path), questions), public))
     for name in [] if source.is_checkpoint else CHARTS:
         path = source.place.chart(name)
         if path.is_file():
@@ -129,7 +129,7 @@ def _results(source: Source, folder: Path, questions: list[str], public: set[str
             shutil.copyfile(path, folder / "charts" / path.name)
 
 
-def staged_from(source: Source, name: str, *, license_file: Path | None = None) -> Path | str:
+def staged_from(source: PushSource, name: str, *, license_file: Path | None = None) -> Path | str:
     """Return the file that a staged file was made from; for the card, what it is written from."""
     if name == "README.md":
         return "README.md rendered from model_card.j2 and the flags"
@@ -139,7 +139,7 @@ def staged_from(source: Source, name: str, *, license_file: Path | None = None) 
     return next((folder / name for folder in folders if (folder / name).is_file()), name)
 
 
-def files_of(folder: Path) -> Files:
+def list_files(folder: Path) -> Files:
     """Size and SHA-256 of every file in a staged folder, sorted by name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "sha256": sha256(p)} for p in paths}
@@ -152,19 +152,19 @@ def is_loaded(name: str) -> bool:
     )
 
 
-def record_of(folder: Path) -> Path:
+def record_path(folder: Path) -> Path:
     """What is known of a staged folder: its files, and what a stranger made of them."""
     return folder.with_name(f"{folder.name}.json")
 
 
-def page_of(folder: Path) -> Path:
+def page_path(folder: Path) -> Path:
     """Its card as a page."""
     return folder.with_name(f"{folder.name}.html")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
     """That record, empty if there is none. Raises: UsageError for another file of this name."""
-    path = record_of(folder)
+    path = record_path(folder)
     try:
         found = read_json(path) if path.is_file() else {}
     except UsageError:
@@ -174,7 +174,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     return found
 
 
-def check_owned(folder: Path) -> None:
+def check_stage_folder(folder: Path) -> None:
     """Raise: UsageError if a folder to stage in, or a file beside it, holds what no earlier push put there."""
     known = read_record(folder)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
@@ -184,8 +184,8 @@ def check_owned(folder: Path) -> None:
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir() and not any(path.iterdir())
     }
     names = {name for name in names if name != ".lock" and not is_leftover(folder / name.split("/")[0], of=folder)}
-    if not known and (names or page_of(folder).exists()):
-        there = folder if names else page_of(folder)
+    if not known and (names or page_path(folder).exists()):
+        there = folder if names else page_path(folder)
         raise UsageError(f"{there} is there and was not staged by this command. Name another --output_dir.")
     if strange := sorted(names - set(known.get("names", []))):
         raise UsageError(
@@ -198,13 +198,13 @@ def check_owned(folder: Path) -> None:
         )
 
 
-def remember(folder: Path, files: Files, known: dict[str, Any], **checked: Any) -> None:
+def write_record(folder: Path, files: Files, known: dict[str, Any], **checked: Any) -> None:
     """Write the record of a folder that is about to get, or has, these files."""
     names = sorted({*files, *known.get("names", [])})
-    write_json(record_of(folder), {"staged_by": STAGED_BY, "names": names, "files": files, **checked})
+    write_json(record_path(folder), {"staged_by": STAGED_BY, "names": names, "files": files, **checked})
 
 
-def is_ours(name: str, code: set[str]) -> bool:
+def is_pushed_file(name: str, code: set[str]) -> bool:
     """Whether a file on the Hub is one that a push writes, so that it goes when it is no longer staged.
 
     `code` are the modules that the repository's own config.json names.
@@ -220,16 +220,16 @@ def is_weights(name: str) -> bool:
     return name.endswith(WEIGHT_SUFFIXES) and name != "training_args.bin"
 
 
-def is_of_model(name: str) -> bool:
+def is_model_file(name: str) -> bool:
     """Whether a file on the Hub is part of a model, whoever made it: loaded with the new weights, it would be wrong."""
     if re.fullmatch(r"tokenizer\.model\.v\w+", name):
         return True
-    return is_weights(name) or name in (*SETTINGS, *TOKENIZER, *OF_OTHERS) or name.endswith(WEIGHT_INDEXES)
+    return is_weights(name) or name in (*SETTINGS, *TOKENIZER, *OTHER_MODEL_FILES) or name.endswith(WEIGHT_INDEXES)
 
 
-def is_terms(name: str) -> bool:
+def is_license_file(name: str) -> bool:
     """Whether a file on the Hub states the terms of a model: its license, a notice, a policy."""
-    return TERMS.fullmatch(name) is not None
+    return LICENSE_NAMES.fullmatch(name) is not None
 
 
 def write(path: Path, value: Any) -> None:
@@ -238,7 +238,7 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def forget_place(path: Path) -> None:
+def remove_local_paths(path: Path) -> None:
     """Take out of a tokenizer's settings from where it, or a file of it, was loaded."""
     try:
         told = read_json(path)
@@ -261,7 +261,7 @@ def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def let_others_read(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Give staged files the usual permissions."""
     for path in folder.rglob("*"):
         if path.is_file():

@@ -43,7 +43,7 @@ from conftest import run_train, tiny_words
 from hub import CALLS, TOKEN, HubServer
 from publishing.push_runner import NOWHERE, OF_HUB, Command, Done, Waiting, contents
 
-from gpt2small_hf.publishing.card import fingerprint, marked
+from gpt2small_hf.publishing.card import add_mark, content_hash
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
@@ -103,14 +103,14 @@ class Scenario:
 
 def release(run: RunFolder) -> str:
     """The tag of a push of this run."""
-    return f"step-20-{fingerprint(read_json(run.root / 'staged.json')['files'])}"
+    return f"step-20-{content_hash(read_json(run.root / 'staged.json')['files'])}"
 
 
 def published_before(hub: HubServer, run: RunFolder) -> None:
     """An earlier push of other weights and code, to which a picture was added."""
     hub.create(REPO, private=True)
     files = {"gpt.py": b"# older\n", "model.safetensors": b"older\0", "fox.png": b"a picture\0"}
-    card = {"README.md": marked("---\nlicense: mit\n---\n\n# Older\n").encode()}
+    card = {"README.md": add_mark("---\nlicense: mit\n---\n\n# Older\n").encode()}
     hub.commit(REPO, {"config.json": b'{"model_type": "gpt2small"}', **files, **card})
 
 

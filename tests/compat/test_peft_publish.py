@@ -15,7 +15,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.adapter import check_adapter, find_base
 from gpt2small_hf.publishing.facts import Publication
-from gpt2small_hf.publishing.source import find
+from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 
@@ -86,7 +86,7 @@ def test_adapter_is_published_beside_its_base_and_loads_from_there(hub, push, ru
 
 def test_adapter_is_refused_without_its_public_base_or_what_carries_it(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    source, publication = find(Path("runs/talk/adapter")), Publication("you/talk-adapter")
+    source, publication = find_source(Path("runs/talk/adapter")), Publication("you/talk-adapter")
     assert (source.name, source.model, source.adapter) == (
         "talk-adapter",
         Path("runs/talk/model"),
@@ -108,4 +108,4 @@ def test_adapter_is_refused_without_its_public_base_or_what_carries_it(run, monk
         check_adapter(source)
     (run.adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"has no adapter_model\.safetensors"):
-        find(Path("runs/talk/adapter"))
+        find_source(Path("runs/talk/adapter"))

@@ -46,7 +46,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(script)))
 from gpt2small_hf.publishing import card, client, hub, push, secret_scan, source, stage, verify
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
-secret_scan.check_words("", "")  # compiles the rules
+secret_scan.check_flag_value("", "")  # compiles the rules
 exec(then)
 gc.freeze()  # or collecting garbage would copy all of it in each command
 print("waiting", flush=True)

@@ -21,25 +21,25 @@ from safetensors.torch import load_file
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.peft_targets import LORA_TARGETS
-from gpt2small_hf.publishing.card import TEMPLATE, blanked, fingerprint, gate, is_untouched, page, render
+from gpt2small_hf.publishing.card import TEMPLATE, check_card, content_hash, is_unedited, page, render, without_code
 from gpt2small_hf.publishing.checks import check_sizes
 from gpt2small_hf.publishing.facts import (
     PROMPT,
     QUESTION,
     Publication,
     about,
-    copyright_of,
+    copyright_holders,
     examples,
     held_out_answers,
     linked_repositories,
-    loss_then,
+    loss_at_step,
     trained,
     training_seconds,
     worse,
 )
 from gpt2small_hf.publishing.license import License, write_license
-from gpt2small_hf.publishing.source import Source, find, of_checkpoint
-from gpt2small_hf.publishing.stage import files_of, stage, stage_native
+from gpt2small_hf.publishing.source import PushSource, checkpoint_source, find_source
+from gpt2small_hf.publishing.stage import list_files, stage, stage_native
 from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
@@ -55,13 +55,13 @@ class Card:
     """A card, and what it was made of."""
 
     text: str
-    source: Source
+    source: PushSource
     folder: Path
     publication: Publication
 
     @property
     def files(self) -> set[str]:
-        return {*files_of(self.folder), "README.md"}
+        return {*list_files(self.folder), "README.md"}
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -130,16 +130,16 @@ def change(path: Path, **parts: dict[str, Any]) -> None:
 COUNT = iter(range(10**6))
 
 
-def card_of(name: Path | Source, **more: Any) -> Card:
+def card_of(name: Path | PushSource, **more: Any) -> Card:
     """Stage and render as push.py does."""
-    source = name if isinstance(name, Source) else find(name)
+    source = name if isinstance(name, PushSource) else find_source(name)
     publication = Publication(**{"repo_id": f"you/{source.name}", "pin": "v1", **more})
     folder = Path(f"staged/{next(COUNT)}")
     stage(source, folder)
     if publication.native:
         ours, folder = folder, Path(f"staged/{next(COUNT)}")
         stage_native(ours, folder)
-    write_license(folder, publication.license, native=publication.native, **copyright_of(source, publication))
+    write_license(folder, publication.license, native=publication.native, **copyright_holders(source, publication))
     return Card(render(source, folder, publication), source, folder, publication)
 
 
@@ -227,8 +227,8 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
         "unfinished": card_of(Path("runs/half")),
         "bare": card_of(Path("mine"), pin=None),
         "native": card_of(Path("runs/short"), native=True, repo_id="you/short-native", twin="you/short"),
-        "converted": card_of(find(Path("theirs"), "words"), twin="you/theirs-native"),
-        "converted without settings": card_of(find(Path("theirs-bare"), "words")),
+        "converted": card_of(find_source(Path("theirs"), "words"), twin="you/theirs-native"),
+        "converted without settings": card_of(find_source(Path("theirs-bare"), "words")),
         "nothing held out": card_of(Path("runs/all")),
         "adapters": card_of(adapters.root),
         "older run": card_of(older.root),
@@ -245,8 +245,8 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_card_of_each_kind_passes_the_gate(variant, cards):
-    gate(cards[variant].text, cards[variant].files)
-    assert is_untouched(cards[variant].text)
+    check_card(cards[variant].text, cards[variant].files)
+    assert is_unedited(cards[variant].text)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -257,7 +257,7 @@ def test_no_section_is_empty_and_no_table_without_a_row(variant, cards):
     for token, then in pairwise(top):
         if token.type == "heading_open" and then.type == "heading_open":
             assert then.tag > token.tag, then.map
-    meant = re.findall(r"^\|(?: ?:?-+:? ?\|)+$", blanked(card.text), re.MULTILINE)
+    meant = re.findall(r"^\|(?: ?:?-+:? ?\|)+$", without_code(card.text), re.MULTILINE)
     assert len(card.tables()) == len(meant)  # each is seen as a table
     for table in card.tables():
         assert len(table) > 1, table
@@ -396,7 +396,7 @@ def test_converted_weights_are_credited_to_their_origin_and_never_to_the_account
     assert card.metadata["base_model"] == "somebody/their-gpt"
     assert "base_model_relation" not in card.metadata
     assert ("model", "somebody/their-gpt") in linked_repositories(card.source, card.publication)
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
 
     card = card_of(card.source, origin="somebody/their-gpt", private=frozenset({"somebody/their-gpt"}))
     assert "their-gpt" not in card.prose
@@ -418,19 +418,19 @@ def test_citation_escapes_what_latex_would_read_as_a_command_and_keeps_names_who
         "note": r"Published by A\_Lab",
         "url": "https://huggingface.co/A_Lab/my_model",
     }
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
 
 
 def test_weights_without_a_run_are_credited_to_their_origin_else_to_nobody(cards):
     card = card_of(cards["bare"].source, license=License("mit"))
-    assert copyright_of(card.source, card.publication)["holders"] == []
+    assert copyright_holders(card.source, card.publication)["holders"] == []
     assert "LICENSE" not in card.files
     assert "author" not in citation(card)
     assert card.table("parameters")["published by"] == ["you"]
     card = card_of(cards["bare"].source, origin="ada/tiny")
     assert "Its weights come from [ada/tiny](https://huggingface.co/ada/tiny)." in card.prose
     assert card.table("parameters")["developed by"] == ["ada"]
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
 
 
 def test_developers_contact_and_languages_are_on_the_card_as_given(cards):
@@ -468,14 +468,14 @@ def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_resul
     card = cards["checkpoint"]
     then = {row["step"]: row["eval_loss"] for row in card.source.run.metrics if "eval_loss" in row}
     assert re.search(rf"weights at step 10\b.* its held-out loss was {then[10]:.3f} nats", card.prose)
-    assert loss_then(card.source) == {"loss": then[10], "step": 10}
+    assert loss_at_step(card.source) == {"loss": then[10], "step": 10}
     assert "1,280 tokens" in card.prose
     assert "2,560" not in card.prose
     after = read_json(card.source.place.heldout)["after"]
-    assert f"{after['loss']:.3f}" not in blanked(card.text)
+    assert f"{after['loss']:.3f}" not in without_code(card.text)
     assert card.table("parameters")
     assert "model-index" not in card.metadata
-    assert loss_then(cards["run"].source) is None
+    assert loss_at_step(cards["run"].source) is None
 
 
 @pytest.mark.parametrize("finished", [True, False])
@@ -488,7 +488,7 @@ def test_a_checkpoint_with_few_held_out_chats_is_worse_only_from_twice_the_loss_
     for factor, is_worse in ((1.5, False), (2.5, True)):
         changed = [row | {"eval_loss": factor * rows[0]["eval_loss"]} if "eval_loss" in row else row for row in rows]
         write_jsonl(run.metrics, [rows[0], *changed[1:]])
-        assert (worse(find(run.checkpoints / f"checkpoint-{Run(run).step}")) is not None) == is_worse
+        assert (worse(find_source(run.checkpoints / f"checkpoint-{Run(run).step}")) is not None) == is_worse
 
 
 def test_of_an_unfinished_run_the_card_is_that_of_its_checkpoint(cards):
@@ -514,7 +514,7 @@ def test_branches_are_listed_and_what_is_not_known_of_them_is_a_dash(cards):
     }
 
 
-TERMS = "https://example.com/terms"
+TERMS_LINK = "https://example.com/terms"
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ TERMS = "https://example.com/terms"
         (License("mit"), "The weights: [MIT](https://spdx.org/licenses/MIT.html) (`LICENSE`). The code: ", True),
         (License("cc-by-4.0"), "The weights: [CC-BY-4.0](https://spdx.org/licenses/CC-BY-4.0.html). The code: ", False),
         (License("openrail"), "The weights: openrail. The code: Apache-2.0 (`LICENSE-CODE`).", False),
-        (License("other", "ours-1.0", TERMS), f"The weights: [ours-1.0]({TERMS}). The code: ", False),
+        (License("other", "ours-1.0", TERMS_LINK), f"The weights: [ours-1.0]({TERMS_LINK}). The code: ", False),
         (License("other", "ours-1.0", file=TEMPLATE), "The weights: ours-1.0 (`LICENSE`). The code: ", True),
         (None, "Its owner has named no license for the weights. The code is under Apache-2.0 (`LICENSE-CODE`).", False),
     ],
@@ -540,7 +540,7 @@ def test_a_license_is_named_only_if_it_was_named_to_us(license, said, file, card
         "license_name": "ours-1.0" if is_other else None,
         "license_link": (license.link or "LICENSE") if is_other else None,
     }
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
 
 
 @pytest.mark.parametrize(
@@ -598,7 +598,7 @@ def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_publish
     assert len(asked) > 3
     for allowed in (False, True):
         card = card_of(run.root, questions=allowed)
-        gate(card.text, card.files)
+        check_card(card.text, card.files)
         blocks = [code for code in card.codes("text") if "asked:" in code and "likeliest:" not in code]
         assert (
             "Questions of held-out chats; whether the training chats contain them too was not" in card.prose
@@ -612,7 +612,7 @@ def test_held_out_answers_are_on_the_card_only_if_their_questions_may_be_publish
     assert blocks[0].endswith(" …\n")
     assert not blocks[1].endswith(" …\n")
     write_json(run.resolved, read_json(run.resolved) | {"prompts_from": "held-out chats"})
-    source = find(run.root)
+    source = find_source(run.root)
     assert held_out_answers(source) == []  # the samples are of such questions already
 
 
@@ -975,9 +975,9 @@ def test_conversations_that_were_left_out_or_shortened_are_not_counted_as_learne
 
 def test_names_in_the_metadata_may_look_like_links():
     card = "---\nlicense: mit\nname: 'held-out part of texts [a](b)'\n---\n\n# title\n"
-    gate(card, set())
+    check_card(card, set())
     with pytest.raises(UsageError, match="names b in line 7"):
-        gate(f"{card}[a](b)\n", set())
+        check_card(f"{card}[a](b)\n", set())
 
 
 def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny_run, tmp_path, monkeypatch):
@@ -989,7 +989,7 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     state, guard = (run.checkpoints / "checkpoint-20" / name for name in ("trainer_state.json", "guard_0.json"))
     write_json(state, {**read_json(state), "num_input_tokens_seen": 1920, "epoch": 2.13})
     write_json(guard, {**read_json(guard), "tokens": 640})
-    card = card_of(of_checkpoint(run.checkpoints / "checkpoint-20", run))
+    card = card_of(checkpoint_source(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
     assert ", in 2.13 passes over the rows. " in card.prose
     assert trained(card.source)["train_loss_until"] == 15
@@ -997,7 +997,9 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     assert " trained from scratch on 2,560 tokens" in card.prose
     assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
     shutil.rmtree(run.checkpoints / "checkpoint-20")
-    assert card_of(of_checkpoint(run.checkpoints / "checkpoint-10", run)).table("optimizer")["steps"] == ["10 of 20"]
+    assert card_of(checkpoint_source(run.checkpoints / "checkpoint-10", run)).table("optimizer")["steps"] == [
+        "10 of 20"
+    ]
 
 
 # ---- time -------------------------------------------------------------------------------------------------------
@@ -1237,7 +1239,7 @@ def test_a_template_of_ones_own_is_rendered_with_the_same_facts(cards, tmp_path)
     text = render(card.source, card.folder, card.publication, template)
     loss = card.source.run.loss_nats
     assert ModelCard(text).text.strip().startswith(f"# short\n\n16,608 parameters, loss {loss:.3f}\n")
-    assert is_untouched(text)
+    assert is_unedited(text)
 
 
 # ---- the gate ---------------------------------------------------------------------------------------------------
@@ -1267,7 +1269,7 @@ HEADER = "---\nlibrary_name: transformers\n---\n\n"
 )
 def test_an_unfinished_card_is_refused_with_the_line(line, said):
     with pytest.raises(UsageError) as refused:
-        gate(f"{HEADER}# A model\n\n{line}\n", {"README.md"})
+        check_card(f"{HEADER}# A model\n\n{line}\n", {"README.md"})
     assert str(refused.value).startswith(said)
     assert "Mend model_card.j2." in str(refused.value)
 
@@ -1286,7 +1288,7 @@ def test_an_unfinished_card_is_refused_with_the_line(line, said):
 )
 def test_metadata_that_is_missing_or_unfinished_is_refused(card, said):
     with pytest.raises(UsageError) as refused:
-        gate(card, set())
+        check_card(card, set())
     assert str(refused.value).startswith(said)
     assert "\n" not in str(refused.value)
 
@@ -1305,18 +1307,18 @@ def test_metadata_that_is_missing_or_unfinished_is_refused(card, said):
     ],
 )
 def test_the_same_words_in_code_and_other_words_are_no_reason(lines):
-    gate(f"{HEADER}# A model\n\n{lines}\n", {"README.md", "charts/loss.png"})
+    check_card(f"{HEADER}# A model\n\n{lines}\n", {"README.md", "charts/loss.png"})
 
 
 def test_after_a_block_of_code_the_gate_looks_again():
     with pytest.raises(UsageError, match=r"the card has None in line 10: 'None'"):
-        gate(f"{HEADER}# A model\n\n```text\nNone\n```\nNone\n", {"README.md"})
+        check_card(f"{HEADER}# A model\n\n```text\nNone\n```\nNone\n", {"README.md"})
 
 
 def test_a_missing_picture_of_a_real_card_is_refused(cards):
     card = cards["run"]
     with pytest.raises(UsageError, match=r"^the card names charts/loss\.png in line \d+, which is not published"):
-        gate(card.text, card.files - {"charts/loss.png"})
+        check_card(card.text, card.files - {"charts/loss.png"})
 
 
 # ---- what a model or a user wrote -------------------------------------------------------------------------------
@@ -1355,8 +1357,8 @@ def test_what_a_model_writes_cannot_break_its_card(of, text, tiny_run, chat_run,
         settings, {**read_json(settings), "max_position_embeddings": 1024}
     )  # the card's code has prompts that fit
     card = card_of(run.root, license=cards[of].publication.license, languages=cards[of].publication.languages)
-    gate(card.text, card.files)
-    assert is_untouched(card.text)
+    check_card(card.text, card.files)
+    assert is_unedited(card.text)
     assert card.headings() == cards[of].headings()
     metadata = [
         {name: value for name, value in told.items() if name != "widget"}
@@ -1387,8 +1389,8 @@ def test_a_card_is_text_that_any_editor_keeps_as_it_is(text, tiny_run, tmp_path,
     card = card_of(run.root)
     assert not re.search("[\\x00-\\x08\\x0b-\\x1f\\x7f\\x85\\u2028\\u2029]", card.text)
     (card.folder / "README.md").write_text(card.text, encoding="utf-8")
-    assert is_untouched((card.folder / "README.md").read_text(encoding="utf-8"))
-    assert is_untouched(card.text.replace("\n", "\r\n"))
+    assert is_unedited((card.folder / "README.md").read_text(encoding="utf-8"))
+    assert is_unedited(card.text.replace("\n", "\r\n"))
 
 
 def test_what_a_model_writes_is_shown_line_by_line_as_it_wrote_it(tiny_run):
@@ -1432,7 +1434,7 @@ def test_names_cannot_break_a_card(name, tiny_run, cards, tmp_path, monkeypatch)
     shown = [plain(token) for token in parsed(card.prose) if token.type == "inline"]
     assert any(line.startswith(f"{name}.txt, ") for line in shown)
     assert f"Compared with the baseline {name}" in shown
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
 
 
 @pytest.mark.parametrize("name", ["my_first_model_v1", "_a_", "v1.0-rc_2"])
@@ -1541,19 +1543,19 @@ def test_no_live_page_is_taken_for_a_dead_one(text):
 
 def test_a_card_is_known_again_also_with_other_ends_of_lines(cards):
     for card in cards.values():
-        assert is_untouched(card.text)
-        assert is_untouched(card.text.replace("\n", "\r\n"))
+        assert is_unedited(card.text)
+        assert is_unedited(card.text.replace("\n", "\r\n"))
 
 
 def test_a_card_that_was_edited_anywhere_is_not_untouched(cards):
     text = cards["run"].text
     for at in range(0, len(text) - 1, 7):
         other = "y" if text[at] == "x" else "x"
-        assert not is_untouched(text[:at] + other + text[at + 1 :]), at
-        assert not is_untouched(text[:at] + "x" + text[at:]), at
-        assert not is_untouched(text[:at] + text[at + 1 :]), at
-    assert not is_untouched(text + "x")
-    assert not is_untouched(text + "\nMore.\n")
+        assert not is_unedited(text[:at] + other + text[at + 1 :]), at
+        assert not is_unedited(text[:at] + "x" + text[at:]), at
+        assert not is_unedited(text[:at] + text[at + 1 :]), at
+    assert not is_unedited(text + "x")
+    assert not is_unedited(text + "\nMore.\n")
 
 
 def test_a_card_without_its_mark_or_with_one_of_another_card_is_not_untouched(cards):
@@ -1561,32 +1563,32 @@ def test_a_card_without_its_mark_or_with_one_of_another_card_is_not_untouched(ca
     mark = re.compile(r"\n<!-- made by gpt2small_hf, \w{16} -->\n$")
     body, (others,) = mark.sub("", text), mark.findall(other)
     assert len(body) < len(text)
-    assert not is_untouched(body)
-    assert not is_untouched(body + others)
-    assert not is_untouched("")
-    assert not is_untouched("# A model\n")
+    assert not is_unedited(body)
+    assert not is_unedited(body + others)
+    assert not is_unedited("")
+    assert not is_unedited("# A model\n")
 
 
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "config.json", "gpt.py", "tokenizer.json", "chat_template.jinja"]
 )
 def test_the_fingerprint_changes_with_any_file_that_is_loaded(name, cards):
-    files = files_of(cards["chat"].folder)
-    before = fingerprint(files)
+    files = list_files(cards["chat"].folder)
+    before = content_hash(files)
     assert re.fullmatch("[0-9a-f]{8}", before)
     changed = {**files, name: {**files[name], "sha256": "0" * 64}}
-    assert fingerprint(changed) != before
-    assert fingerprint({other: file for other, file in files.items() if other != name}) != before
-    assert fingerprint({**files, "more.py": files["gpt.py"]}) != before
+    assert content_hash(changed) != before
+    assert content_hash({other: file for other, file in files.items() if other != name}) != before
+    assert content_hash({**files, "more.py": files["gpt.py"]}) != before
 
 
 def test_the_fingerprint_does_not_change_with_the_card_or_what_shows_how_it_came_to_be(cards):
-    files = files_of(cards["chat"].folder)
-    before = fingerprint(files)
+    files = list_files(cards["chat"].folder)
+    before = content_hash(files)
     told = {"size": 1, "sha256": "0" * 64}
     for name in ("README.md", "LICENSE", "resolved.json", "evaluation/heldout.json", "charts/loss.png", "charts/x.png"):
-        assert fingerprint({**files, name: told}) == before
-    assert fingerprint(dict(reversed(files.items()))) == before
+        assert content_hash({**files, name: told}) == before
+    assert content_hash(dict(reversed(files.items()))) == before
 
 
 def test_the_template_names_no_number_of_its_own():
@@ -1602,7 +1604,7 @@ def test_what_sounds_unfinished_and_is_a_name_or_a_command_is_no_reason(tiny_run
     change(run.resolved, data={"sources": {"train": [source, {**source, "file": "a/nan-None.txt"}]}})
     change(run.resolved, made_by={"command": "python train.py --prompts 'return None' TODO"})
     card = card_of(run.root)
-    gate(card.text, card.files)
+    check_card(card.text, card.files)
     assert any("--prompts 'return None' TODO" in code for code in card.codes("text"))
 
 
@@ -1613,4 +1615,4 @@ def test_settings_of_other_code_may_be_anything(settings, tiny_run, tmp_path, mo
     shutil.copytree(tiny_run.model, bare)
     write_json(bare / "converted.json", {"what": "reference series", "settings": settings})
     card = card_of(bare)
-    gate(card.text, card.files)
+    check_card(card.text, card.files)

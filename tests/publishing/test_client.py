@@ -27,8 +27,8 @@ from gpt2small_hf.publishing.facts import Publication
 from gpt2small_hf.publishing.hub import Hub, Remote, UploadError, is_public
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.push import Plan, private_links
-from gpt2small_hf.publishing.source import Source
-from gpt2small_hf.publishing.stage import files_of
+from gpt2small_hf.publishing.source import PushSource
+from gpt2small_hf.publishing.stage import list_files
 from gpt2small_hf.runs.files import write_json
 from gpt2small_hf.runs.layout import RunFolder
 
@@ -89,7 +89,7 @@ def push_once(staged: Path) -> None:
     remote.other_model = hub.other_model(remote, [])
     hub.check_tag(remote, "v1", staged)
     hub.check_card(remote, staged, License("mit"), replace=False)
-    files = files_of(staged)
+    files = list_files(staged)
     hub.changes(remote, staged, files)
     hub.prepare(remote)
     hub.tag_former(remote)
@@ -113,7 +113,7 @@ def assert_pushed_once(server: HubServer, staged: Path) -> None:
 
 
 def test_an_origin_that_the_token_cannot_see_is_refused(server):
-    source = Source("mine", Path("mine"), Path("mine"), RunFolder(Path("runs/mine")))
+    source = PushSource("mine", Path("mine"), Path("mine"), RunFolder(Path("runs/mine")))
     server.create("you/first", private=True)
     for origin in ("you/first", "you/frist", "max/theirs"):
         args = parse_arguments(["mine", REPO, "--origin", origin])
@@ -382,7 +382,7 @@ def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
     hub = Hub()
     remote = hub.look(REPO)
     assert hub.other_model(remote, []) == "a model of type ['gpt2small']"
-    assert hub.changes(remote, staged, files_of(staged)).told()[0] == "replaces config.json"
+    assert hub.changes(remote, staged, list_files(staged)).told()[0] == "replaces config.json"
 
 
 @pytest.mark.parametrize(
@@ -400,7 +400,7 @@ def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
     remote.other_model = hub.other_model(remote, [])
     assert remote.other_model is not None
     assert name in remote.other_model
-    told = hub.changes(remote, staged, files_of(staged)).told()
+    told = hub.changes(remote, staged, list_files(staged)).told()
     assert told == [f"removes LICENSE.txt, USE_POLICY.md, {name}", "keeps fox.png"]
 
 
@@ -431,7 +431,7 @@ def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():
 def test_a_new_repository_has_nothing_to_replace(server, staged):
     server.create(REPO)  # with its .gitattributes
     hub = Hub()
-    assert hub.changes(hub.look(REPO), staged, files_of(staged)).told() == []
+    assert hub.changes(hub.look(REPO), staged, list_files(staged)).told() == []
 
 
 def test_a_tag_of_somebody_else_is_not_taken_for_ours(server, staged):

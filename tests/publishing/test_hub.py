@@ -10,7 +10,7 @@ from hub import OTHER_TOKEN, READ_TOKEN, TOKEN, HubServer, User
 from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import parse_arguments
-from gpt2small_hf.publishing.card import fingerprint, marked
+from gpt2small_hf.publishing.card import add_mark, content_hash
 from gpt2small_hf.publishing.hub import ignoring_rule
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.runs.files import read_json, sha256
@@ -37,8 +37,8 @@ def assert_published(hub: HubServer, run: RunFolder, commits: int = 1) -> None:
     """All that was staged, in one commit, tagged; and nothing else."""
     assert published(hub) == contents(run.staged)
     assert len(hub.landed) == 1 + commits
-    (marked,) = hub.repos[REPO].tags.values()
-    assert marked == hub.landed[-1].oid == read_json(run.published)["commit"]
+    (add_mark,) = hub.repos[REPO].tags.values()
+    assert add_mark == hub.landed[-1].oid == read_json(run.published)["commit"]
 
 
 # ---- killed ---------------------------------------------------------------------------------------------------------
@@ -534,7 +534,7 @@ def test_a_card_edited_on_the_hub_is_written_over_only_when_asked(hub, push, run
 
 def test_a_card_of_an_earlier_push_is_replaced_without_a_word(hub, push, run):
     assert push(*QUICK).status == 0
-    hub.commit(REPO, {"README.md": marked("---\nlicense: mit\n---\n\n# What was known then\n").encode()})
+    hub.commit(REPO, {"README.md": add_mark("---\nlicense: mit\n---\n\n# What was known then\n").encode()})
     done = push(*QUICK)
     assert done.status == 0
     assert "1 files sent" in done.out
@@ -556,7 +556,7 @@ def test_a_tag_that_marks_another_model_is_refused(hub, push, run):
 
 def test_a_tag_and_a_branch_of_one_name_are_refused_before_anything_is_sent(hub, push, run):
     hub.create(REPO)
-    head, tag = hub.landed[-1].oid, f"step-20-{fingerprint(read_json(run.root / 'staged.json')['files'])}"
+    head, tag = hub.landed[-1].oid, f"step-20-{content_hash(read_json(run.root / 'staged.json')['files'])}"
     refs = {"refs/heads/main": head, f"refs/heads/{tag}": head, "refs/tags/next": head}
     hub.repos[REPO].refs = dict(refs)
     done = push(*QUICK)

@@ -22,14 +22,14 @@ from gpt2small_hf.publishing.secret_scan import (
     SHORTEST_TOKEN,
     allow_secrets,
     allowed_secrets,
+    check_flag_value,
     check_secrets,
-    check_words,
     fingerprint,
     is_secret,
     secrets_in,
 )
 from gpt2small_hf.publishing.secret_values import is_random
-from gpt2small_hf.publishing.source import find
+from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.publishing.stage import stage
 from gpt2small_hf.report.tables import escaped
 from gpt2small_hf.runs.files import write_json, write_jsonl
@@ -406,10 +406,10 @@ def test_share_of_random_values_that_are_recognised_is_as_stated(letters, share)
 
 
 def test_title_with_a_secret_is_refused():
-    check_words("--message", "Publish tiny step 2,500 (held-out loss 3.141)")
+    check_flag_value("--message", "Publish tiny step 2,500 (held-out loss 3.141)")
     for secret in FORMS.values():
         with pytest.raises(UsageError, match="--message holds what looks like"):
-            check_words("--message", f"Publish {secret} step 10")
+            check_flag_value("--message", f"Publish {secret} step 10")
 
 
 def test_refusal_names_up_to_five_places_by_the_files_they_come_from(tmp_path):
@@ -447,14 +447,14 @@ def test_question_with_a_secret_is_not_printed(secret, capsys, monkeypatch):
 def staged_run(tiny_run, tmp_path_factory) -> Path:
     """A staged run with a card. Not to be changed."""
     folder = tmp_path_factory.mktemp("staged") / "staged"
-    stage(find(tiny_run.root), folder)
+    stage(find_source(tiny_run.root), folder)
     (folder / "README.md").write_text("# A model\n\nAnd nothing else.\n")
     return folder
 
 
 def test_real_runs_have_no_secret(staged_run, chat_run, tmp_path):
     check_secrets(staged_run)
-    stage(find(chat_run.root), tmp_path / "chat")
+    stage(find_source(chat_run.root), tmp_path / "chat")
     check_secrets(tmp_path / "chat")
     check_secrets(chat_run.root)
 
@@ -521,7 +521,7 @@ def test_allowed_value_is_ignored_in_all_files_and_another_is_not(tmp_path):
     assert "hunter22" not in str(refused.value)
     with allow_secrets([fingerprint("hunter22"), "0" * 12]):
         check_secrets(tmp_path)
-        check_words("--message", "password=hunter22")
+        check_flag_value("--message", "password=hunter22")
         assert not is_secret("password=hunter22")
         assert allowed_secrets() == [fingerprint("hunter22")]
         write_json(tmp_path / "b.json", {"note": "password=hunter23"})

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from gpt2small_hf.convert import convert
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
-from gpt2small_hf.publishing.source import checkpoints, find
+from gpt2small_hf.publishing.source import checkpoints, find_source
 from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
@@ -37,7 +37,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 
 def test_a_run_is_its_kept_model_at_its_last_step(run):
     before = files(run.root)
-    source = find(run.root)
+    source = find_source(run.root)
     assert (source.name, source.model, source.root, source.place) == ("short", run.model, run.root, run)
     assert (source.step, source.is_checkpoint, source.converted) == (20, False, None)
     assert source.label == "short step 20"
@@ -48,14 +48,14 @@ def test_a_run_is_its_kept_model_at_its_last_step(run):
 
 @pytest.mark.parametrize("where", ["runs/short/model", "runs/short/model/", "./runs/../runs/short/model"])
 def test_the_model_folder_of_a_run_is_the_run(run, where):
-    source = find(Path(where))
+    source = find_source(Path(where))
     assert (source.name, source.step, source.is_checkpoint) == ("short", 20, False)
     assert source.place.published.resolve() == run.published.resolve()
 
 
 def test_the_model_folder_of_a_run_is_the_run_also_when_named_from_within_it(run, monkeypatch):
     monkeypatch.chdir(run.root)
-    source = find(Path("model"))
+    source = find_source(Path("model"))
     assert (source.name, source.step) == ("short", 20)
     assert source.model.is_dir()
 
@@ -64,12 +64,12 @@ def test_a_run_is_also_found_in_a_home_folder_and_through_a_link(run, monkeypatc
     monkeypatch.setenv("HOME", str(Path.cwd()))
     Path("latest").symlink_to(run.root)
     for name in ("~/runs/short", "latest"):
-        source = find(Path(name))
+        source = find_source(Path(name))
         assert (source.name, source.step) == ("short", 20)
 
 
 def test_a_checkpoint_is_found_with_its_run_and_step(run):
-    source = find(run.checkpoints / "checkpoint-10")
+    source = find_source(run.checkpoints / "checkpoint-10")
     assert (source.name, source.step, source.is_checkpoint) == ("short", 10, True)
     assert source.model == run.checkpoints / "checkpoint-10"
     assert source.place.root.resolve() == run.root.resolve()
@@ -88,13 +88,15 @@ def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(run, 
 
 def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
     run.heldout.unlink()
-    source = find(run.root)
+    source = find_source(run.root)
     assert (source.step, source.is_checkpoint) == (20, True)
     assert source.model == run.checkpoints / "checkpoint-20"
-    assert find(run.model).model == source.model  # what is in model/ of a run that did not finish is nobody's word
+    assert (
+        find_source(run.model).model == source.model
+    )  # what is in model/ of a run that did not finish is nobody's word
     weights = run.checkpoints / "checkpoint-20" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    source = find(run.root)
+    source = find_source(run.root)
     assert (source.step, source.is_checkpoint) == (10, True)
     assert "skipping runs/short/checkpoints/checkpoint-20: it is damaged" in capsys.readouterr().err
 
@@ -103,7 +105,7 @@ def test_an_unfinished_run_without_a_checkpoint_is_refused(run):
     run.heldout.unlink()
     shutil.rmtree(run.checkpoints)
     with pytest.raises(UsageError, match=r"runs/short is not finished and has no checkpoint\. Train on"):
-        find(run.root)
+        find_source(run.root)
 
 
 def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(run):
@@ -112,17 +114,17 @@ def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(r
         write_manifest(path, scheduled=True)
     said = r"checkpoint-20 holds adapters, which are no model without their base\. Publish the run when it is finished"
     with pytest.raises(UsageError, match=said):
-        find(run.checkpoints / "checkpoint-20")
-    assert find(run.root).step == 20  # the finished run's model has them merged
+        find_source(run.checkpoints / "checkpoint-20")
+    assert find_source(run.root).step == 20  # the finished run's model has them merged
     run.heldout.unlink()
     with pytest.raises(UsageError, match=said):
-        find(run.root)
+        find_source(run.root)
 
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_refused(run):
     (run.checkpoints / "checkpoint-10" / "trainer_state.json").unlink()
     with pytest.raises(UsageError, match=r"checkpoint-10 is not a whole checkpoint: it has no trainer_state\.json"):
-        find(run.checkpoints / "checkpoint-10")
+        find_source(run.checkpoints / "checkpoint-10")
 
 
 @pytest.mark.slow
@@ -144,27 +146,27 @@ def test_a_run_that_keeps_its_best_step_is_of_the_step_whose_weights_it_kept(sav
     assert min(losses, key=losses.__getitem__) == 5
     same = [p.parent.name for p in run.checkpoints.glob("*/*.safetensors") if sha256(p) == sha256(run.model / p.name)]
     assert same == [f"checkpoint-{kept}"]
-    assert find(run.root).step == kept
+    assert find_source(run.root).step == kept
     heldout = read_json(run.heldout)
     assert (heldout.pop("step"), heldout.pop("last_step")) == (kept, 20)
     write_json(run.heldout, heldout)  # as an earlier version wrote it
-    assert find(run.root).step == kept
+    assert find_source(run.root).step == kept
     if save_steps == 5:
         shutil.rmtree(run.checkpoints)  # to save room: what was measured is still known
-        assert find(run.root).step == kept
+        assert find_source(run.root).step == kept
 
 
 @pytest.mark.parametrize("which", ["runs/short", "runs/short/model", "runs/short/checkpoints/checkpoint-10"])
 def test_another_tokenizer_than_its_own_cannot_be_named_for_a_run(which, run):
     with pytest.raises(UsageError, match=r"runs/short is a run and has its own tokenizer: leave --tokenizer out\."):
-        find(Path(which), "words")
+        find_source(Path(which), "words")
 
 
 def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
     shutil.rmtree(run.model)
     with pytest.raises(UsageError, match=r"runs/short/model does not exist: .* Publish a checkpoint of it\."):
-        find(run.root)
-    assert find(run.checkpoints / "checkpoint-20").step == 20
+        find_source(run.root)
+    assert find_source(run.checkpoints / "checkpoint-20").step == 20
 
 
 @pytest.mark.parametrize(
@@ -180,7 +182,7 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
 def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):
     (run.root / name).write_text(content)
     with pytest.raises(UsageError) as refusal:
-        find(run.root)
+        find_source(run.root)
     assert str(refusal.value).startswith(f"runs/short/{name}{said}")
 
 
@@ -190,7 +192,7 @@ def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, conte
 def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run):
     shutil.copytree(run.model, "elsewhere/mine")
     before = files(Path("elsewhere"))
-    source = find(Path("elsewhere/mine"))
+    source = find_source(Path("elsewhere/mine"))
     assert (source.name, source.label, source.model) == ("mine", "mine", Path("elsewhere/mine"))
     assert (source.run, source.step, source.converted, source.is_checkpoint) == (None, None, None, False)
     assert source.place.staged == Path("runs/mine/staged")
@@ -201,14 +203,14 @@ def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run)
 def test_a_published_folder_is_a_model_though_the_settings_of_its_run_lie_in_it(run):
     shutil.copytree(run.model, "published")
     shutil.copyfile(run.resolved, "published/resolved.json")
-    source = find(Path("published"))
+    source = find_source(Path("published"))
     assert (source.name, source.run, source.model) == ("published", None, Path("published"))
 
 
 def test_a_folder_called_as_a_run_is_refused_lest_their_files_mix(run):
     shutil.copytree(run.model, "elsewhere/short")
     with pytest.raises(UsageError, match=r"runs/short is a run of the same name\. Rename elsewhere/short"):
-        find(Path("elsewhere/short"))
+        find_source(Path("elsewhere/short"))
 
 
 @pytest.fixture
@@ -224,7 +226,7 @@ def reference(tmp_path, tiny_tokenizer, monkeypatch) -> Path:
 
 def test_a_model_of_the_reference_series_is_converted_and_what_lay_beside_it_kept(reference, tiny_tokenizer, capsys):
     before = files(reference)
-    source = find(reference, "words")
+    source = find_source(reference, "words")
     assert (source.name, source.label, source.run, source.step) == ("theirs", "theirs", None, None)
     assert source.model == Path("runs/theirs/converted")
     assert source.converted is not None
@@ -233,9 +235,9 @@ def test_a_model_of_the_reference_series_is_converted_and_what_lay_beside_it_kep
     assert read_json(source.model / "config.json")["model_type"] == "gpt2small"
     assert AutoTokenizer.from_pretrained(source.model).get_vocab() == tiny_tokenizer.get_vocab()
     assert files(reference) == before
-    again = find(reference, "words")  # what was converted before is no hindrance
+    again = find_source(reference, "words")  # what was converted before is no hindrance
     assert again == source
-    by_its_own_name = find(source.model)
+    by_its_own_name = find_source(source.model)
     assert by_its_own_name.converted == source.converted
     assert "weights equal bit for bit" in capsys.readouterr().out
 
@@ -247,7 +249,7 @@ def test_weights_from_the_cache_of_the_hub_are_known_by_the_repository_they_come
     reference.rename(cached)
     if command == "convert":
         convert(str(cached), Path("mine"), "gpt2small", tokenizer="words")
-    source = find(Path("mine")) if command == "convert" else find(cached, "words")
+    source = find_source(Path("mine")) if command == "convert" else find_source(cached, "words")
     assert source.converted is not None
     assert source.origin == "somebody/their-gpt"
     assert source.converted["what"].startswith("reference series")
@@ -257,7 +259,7 @@ def test_local_weights_keep_what_they_were_when_they_are_converted_and_converted
     convert(str(reference), Path("mine"), "gpt2small", tokenizer="words")
     convert("mine", Path("again"), "gpt2small")
     for name in ("mine", "again"):
-        source = find(Path(name))
+        source = find_source(Path(name))
         assert source.converted == {"what": "reference series", "settings": {}, "origin": None}
         assert source.origin is None
 
@@ -268,7 +270,7 @@ def test_a_model_of_ours_from_the_cache_of_the_hub_has_its_repository_as_origin(
     shutil.copytree(tiny_run.model, cached)
     convert(str(cached), Path("mine"), "gpt2small")
     convert(str(tiny_run.model), Path("plain"), "gpt2small")
-    found = [find(path) for path in (cached, Path("mine"), Path("plain"))]
+    found = [find_source(path) for path in (cached, Path("mine"), Path("plain"))]
     assert [(source.origin, source.converted) for source in found] == [
         ("ada/tiny", None),
         ("ada/tiny", None),
@@ -278,14 +280,14 @@ def test_a_model_of_ours_from_the_cache_of_the_hub_has_its_repository_as_origin(
 
 def test_a_reference_model_without_settings_is_converted_with_none(reference):
     (reference / "train.json").unlink()
-    source = find(reference, "words")
+    source = find_source(reference, "words")
     assert source.converted is not None
     assert source.converted["settings"] == {}
 
 
 def test_weights_without_a_tokenizer_are_refused_with_the_flag_that_names_one(reference):
     with pytest.raises(UsageError, match=r"no tokenizer lies beside theirs\. .* --tokenizer FOLDER_OR_ID"):
-        find(reference)
+        find_source(reference)
     assert not list(Path("runs").glob("*/*"))
 
 
@@ -293,7 +295,7 @@ def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
     monkeypatch.setattr(test_conversion, "V", 299)
     write_reference(reference)
     with pytest.raises(UsageError, match=r"the tokenizer words has 300 entries, the model's vocabulary 299"):
-        find(reference, "words")
+        find_source(reference, "words")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
 def test_settings_that_are_none_are_refused_before_anything_is_converted(content, said, reference):
     (reference / "train.json").write_text(content)
     with pytest.raises(UsageError) as refusal:
-        find(reference, "words")
+        find_source(reference, "words")
     assert f"theirs/train.json {said}" in str(refusal.value)
     assert not Path("runs").exists()
 
@@ -313,21 +315,21 @@ def test_settings_that_are_none_are_refused_before_anything_is_converted(content
 
 def test_a_name_that_does_not_exist_is_refused_with_one_that_might(run):
     with pytest.raises(UsageError, match=r"^runs/shrot does not exist\. Name a run folder, such as runs/tiny, or one"):
-        find(Path("runs/shrot"))
+        find_source(Path("runs/shrot"))
 
 
 def test_a_file_is_refused_with_the_reason(run):
     with pytest.raises(
         UsageError, match=r"^runs/short/model/model\.safetensors is a file\. Name the folder it lies in"
     ):
-        find(run.model / "model.safetensors")
+        find_source(run.model / "model.safetensors")
 
 
 def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(run):
     with pytest.raises(
         UsageError, match=r"^runs/short/charts cannot be converted: it is no model: expected config\.json"
     ):
-        find(run.root / "charts")
+        find_source(run.root / "charts")
     assert list(Path("runs").iterdir()) == [run.root]
 
 
@@ -352,4 +354,4 @@ def test_a_folder_around_runs_checkpoints_or_data_is_refused_with_their_names(ru
 def test_a_run_whose_settings_are_not_json_is_refused_by_the_files_name(run):
     run.resolved.write_text(json.dumps({"run": {}})[:-1])
     with pytest.raises(UsageError, match=r"runs/short/resolved\.json is not valid JSON"):
-        find(run.root)
+        find_source(run.root)
