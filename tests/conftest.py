@@ -9,13 +9,14 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-# Nothing may reach for the network; set before any import of huggingface_hub, which reads it once.
+# No test may use the network; set before any import of huggingface_hub, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Tiny models are fastest on one thread, and threads of several processes would wait for each other.
@@ -31,7 +32,7 @@ from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.run import train
 
-settings.register_profile("steady", deadline=None)  # a busy machine is no failure
+settings.register_profile("steady", deadline=None)  # a slow machine must not fail a test
 settings.load_profile("steady")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -40,29 +41,50 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the real data beside the checkout is absent")
 
 
-# Processes of this context are forks of one that has imported what training needs, which takes five seconds. It knows
-# no path of the tests: Python 3.11 starts it without them, and passes over a module that it does not find.
+# Processes of this context are forks of one that has imported what training needs, which takes five seconds. It cannot
+# import modules of the tests: Python 3.11 starts it without their path, and skips a module that it does not find.
 processes = multiprocessing.get_context("forkserver")
 processes.set_forkserver_preload(["gpt2small_hf.training.run", "gpt2small_hf.commands.prepare", "pytest", "hypothesis"])
 
 
-def _run_script(words: list[str], place: Path, out: Path, err: Path) -> None:
+def _run_script(words: list[str], place: Path, variables: dict[str, str], out: Connection, err: Connection) -> None:
     os.chdir(place)
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
-    sys.argv, sys.orig_argv = words, [sys.executable, *words]
-    runpy.run_path(words[0], run_name="__main__")
+    os.environ.update(variables)
+    os.dup2(out.fileno(), 1)
+    os.dup2(err.fileno(), 2)
+    sys.orig_argv = [sys.executable, *words]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
 
 
-def run_script(words: list[str], place: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS…` in a folder, without the time that its imports take."""
-    with tempfile.TemporaryDirectory() as folder:
-        out, err = Path(folder, "out"), Path(folder, "err")
-        process = processes.Process(target=_run_script, args=(words, place, out, err))
-        process.start()
-        process.join()
-        assert process.exitcode is not None
-        return subprocess.CompletedProcess(words, process.exitcode, out.read_text("utf-8"), err.read_text("utf-8"))
+def run_script(words: Sequence[str | Path], place: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS…` in a folder, without the time that its imports take.
+
+    Args:
+        words: a script, `-m` and a module, or `-c` and code; then its arguments.
+        place: the folder.
+        variables: environment variables to set; those that a library reads when it is imported have no effect.
+    """
+    pipes = out, err = processes.Pipe(duplex=False), processes.Pipe(duplex=False)
+    arguments = ([str(word) for word in words], place, variables, out[1], err[1])
+    process = processes.Process(target=_run_script, args=arguments)
+    process.start()
+    for _, theirs in pipes:
+        theirs.close()
+    with ThreadPoolExecutor(2) as pool:
+        printed = list(pool.map(lambda pipe: Path(f"/dev/fd/{pipe[0].fileno()}").read_text("utf-8"), pipes))
+    process.join()
+    for ours, _ in pipes:
+        ours.close()
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(words, process.exitcode, *printed)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

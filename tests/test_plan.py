@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import CORPUS, REPOSITORY, chat_words, run_train, tiny_words
+from conftest import CORPUS, REPOSITORY, chat_words, run_script, run_train, tiny_words
 
 from gpt2small_hf.commands.plan import main
 from gpt2small_hf.config.data import PrepareArguments
@@ -240,11 +240,11 @@ def test_a_mistake_is_one_line(words, message):
 
 
 def test_the_command_ends_with_the_next_and_mistakes_with_status_two():
-    command = [sys.executable, "-m", "gpt2small_hf", "plan"]
-    done = subprocess.run([*command, "--tokens", "3_000_000"], capture_output=True, text=True, cwd=REPOSITORY)
+    command = ["-m", "gpt2small_hf", "plan"]
+    done = run_script([*command, "--tokens", "3_000_000"], REPOSITORY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("next: python -m gpt2small_hf train --tokens 3_000_000\n")
-    done = subprocess.run([*command, "--mfu", "2"], capture_output=True, text=True, cwd=REPOSITORY)
+    done = run_script([*command, "--mfu", "2"], REPOSITORY)
     assert (done.returncode, done.stdout) == (2, "")
 
 

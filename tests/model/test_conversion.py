@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_config
+from conftest import run_script, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -612,10 +613,8 @@ def test_a_tokenizer_larger_than_the_model_or_unknown_is_refused(tmp_path, tiny_
 # ---- the command ------------------------------------------------------------------------------------------------
 
 
-def command(*words, **how):
-    return subprocess.run(
-        [sys.executable, "-m", "gpt2small_hf", "convert", *map(str, words)], capture_output=True, text=True, **how
-    )
+def command(*words):
+    return run_script(["-m", "gpt2small_hf", "convert", *words], Path.cwd())
 
 
 def test_native_folder_of_a_run_loads_without_remote_code(tiny_run, tmp_path, run_isolated):
@@ -683,13 +682,19 @@ def test_settings_are_not_taken_beside_a_checkpoint_that_carries_its_own(tmp_pat
         convert(str(tmp_path / "ckpt.pt"), tmp_path / "out", "gpt2", settings=tmp_path / "model.json")
 
 
+@pytest.mark.slow
 def test_a_hub_id_is_found_in_the_cache(tmp_path):
     theirs = tiny_gpt2()
     repo = tmp_path / "hub" / "models--someone--tiny"
     theirs.save_pretrained(repo / "snapshots" / "0123abc")
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("0123abc")
-    done = command("someone/tiny", tmp_path / "out", "--to", "gpt2small", env={**os.environ, "HF_HOME": str(tmp_path)})
+    done = subprocess.run(
+        [sys.executable, "-m", "gpt2small_hf", "convert", "someone/tiny", tmp_path / "out", "--to", "gpt2small"],
+        env={**os.environ, "HF_HOME": str(tmp_path)},  # read when huggingface_hub is imported
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert "transformers GPT-2" in done.stdout
     assert_equal_logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out"), theirs)

@@ -11,7 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import CHAT_CONTEXT, OF_CHAT_RUN, REPOSITORY, chat_words, chats, run_train, tiny_config, tiny_words
+from conftest import (
+    CHAT_CONTEXT,
+    OF_CHAT_RUN,
+    REPOSITORY,
+    chat_words,
+    chats,
+    run_script,
+    run_train,
+    tiny_config,
+    tiny_words,
+)
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -401,8 +411,8 @@ def test_one_chat_can_be_trained_on(place, tmp_path):
 @pytest.mark.slow
 def test_a_run_on_all_of_its_chats_can_be_staged(place, tmp_path):
     run = run_train(chat_words(place, tmp_path / "all", *ALL, "--max_steps", "2"))
-    command = [sys.executable, str(REPOSITORY / "upload" / "push.py"), str(run.root), "you/all", "--dry_run"]
-    done = subprocess.run([*command, "--license", "mit"], cwd=tmp_path, capture_output=True, text=True)
+    command = [REPOSITORY / "upload" / "push.py", run.root, "you/all", "--dry_run"]
+    done = run_script([*command, "--license", "mit"], tmp_path)
     assert done.returncode == 0, done.stderr
     card = (run.staged / "README.md").read_text(encoding="utf-8")
     assert "Nothing was held out: all of the data was trained on, so the loss on new chats is not known." in card

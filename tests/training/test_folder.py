@@ -16,7 +16,7 @@ import pytest
 import safetensors.torch
 import tokenizers
 import torch
-from conftest import REPOSITORY, chats, processes, run_train, tiny_words
+from conftest import REPOSITORY, chats, processes, run_script, run_train, tiny_words
 
 from gpt2small_hf.cli import main
 from gpt2small_hf.errors import UsageError
@@ -291,7 +291,7 @@ def test_full_disk_ends_a_run_in_one_line_and_the_same_command_resumes(where, st
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), *SHORT]
     code = FULL_DISK.format(tests=str(REPOSITORY / "tests"), where=where, words=words)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_script(["-c", code], tmp_path)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     assert "File too large" in done.stderr

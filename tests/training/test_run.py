@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_train, tiny_config, tiny_words
+from conftest import REPOSITORY, SHARED_DATA, needs_shared_data, run_script, run_train, tiny_config, tiny_words
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainingArguments, pipeline
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
@@ -222,19 +222,17 @@ def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, word
 
 def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "3"]
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "train.py", *words], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_script([REPOSITORY / "train.py", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     *_, wrote, following = done.stdout.splitlines()
     assert wrote.endswith(f"wrote {tmp_path / 'run'}")
     assert following == f"next: python -m gpt2small_hf report {tmp_path / 'run'}"
     # ... and that command works.
     words = shlex.split(following.removeprefix("next: "))
-    spoken = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
-    assert spoken.returncode == 0, spoken.stderr
-    assert "held-out loss  sampled" in spoken.stdout
-    assert spoken.stdout.splitlines()[-1].startswith("next: python ")
+    report = run_script(words[1:], tmp_path)
+    assert report.returncode == 0, report.stderr
+    assert "held-out loss  sampled" in report.stdout
+    assert report.stdout.splitlines()[-1].startswith("next: python ")
 
 
 def test_preflight_shows_all_it_looked_at_and_touches_no_run(tmp_path, monkeypatch, capsys, tiny_run):
@@ -255,9 +253,7 @@ def test_preflight_shows_all_it_looked_at_and_touches_no_run(tmp_path, monkeypat
 
 
 def test_a_mistake_on_the_command_line_is_one_line_and_status_two(tmp_path):
-    done = subprocess.run(
-        [sys.executable, REPOSITORY / "train.py", "--learning_rat", "1"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_script([REPOSITORY / "train.py", "--learning_rat", "1"], tmp_path)
     assert done.returncode == 2
     assert done.stderr == "error: --learning_rat is not a flag. Did you mean --learning_rate?\n"
 
