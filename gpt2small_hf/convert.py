@@ -12,6 +12,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import (
     atomic_write,
@@ -78,7 +79,7 @@ def convert(
         raise UsageError(f"{dst} cannot be written ({error.strerror or error}). Name another folder.") from None
     print(f"checked  weights equal bit for bit, logits of random ids to {difference:.1e}")
     size = sum(file.stat().st_size for file in dst.iterdir())
-    print(f"wrote    {dst} as {to}, {size / 2**20:,.1f} MiB" + ("" if words else ", without a tokenizer"))
+    print(f"wrote    {dst} as {to}, {byte_size(size)}" + ("" if words else ", without a tokenizer"))
     return source
 
 

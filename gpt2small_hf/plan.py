@@ -13,6 +13,7 @@ import torch
 from gpt2small_hf.config.resolve import Arguments, check_sizes
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
@@ -127,8 +128,8 @@ def disk_needed(n_parameters: int, steps: int, args: Arguments, one_pass: budget
     kept, most = budget.checkpoints_saved(args.trainer, steps, one_pass and one_pass.steps)
     model = budget.BYTES_A_NUMBER * n_parameters
     one = model if args.trainer.save_only_model else 3 * model
-    needed = budget.amount(budget.disk_bytes(model, most, args.trainer))
-    return f"{needed} at most: {kept} checkpoints of {budget.amount(one)} kept, and the model"
+    needed = byte_size(budget.disk_bytes(model, most, args.trainer))
+    return f"{needed} at most: {kept} checkpoints of {byte_size(one)} kept, and the model"
 
 
 def advice(config: GPT2SmallConfig, tokens: int, rows: int, seq_len: int, args: Arguments) -> str:

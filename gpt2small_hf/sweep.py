@@ -21,12 +21,12 @@ from gpt2small_hf.config.recipe import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.config.resolve import ALTERNATIVES, check_sizes, parse_arguments
 from gpt2small_hf.data.meta import read_meta
 from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
 from gpt2small_hf.runs.files import locked
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run, read_resolved
-from gpt2small_hf.training.callbacks import duration
 from gpt2small_hf.training.inputs import build_run_inputs, find_data
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
 

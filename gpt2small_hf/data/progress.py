@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gpt2small_hf.data.documents import Meter
 from gpt2small_hf.data.shards import Counts
+from gpt2small_hf.formatting import duration
 
 SECONDS_BETWEEN_LINES = 30.0
 
@@ -58,8 +59,8 @@ class Progress:
         ]
         done = self.done()
         if self.size and done > self.done_before:
-            left = round(seconds * max(0, self.size - done) / (done - self.done_before))
-            words += [f"{100 * min(1, done / self.size):.0f} %", f"{left // 60}m{left % 60:02}s left"]
+            left = seconds * max(0, self.size - done) / (done - self.done_before)
+            words += [f"{100 * min(1, done / self.size):.0f} %", f"{duration(left)} left"]
         return "  ".join(words)
 
     def done(self) -> int:

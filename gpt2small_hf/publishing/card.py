@@ -25,11 +25,12 @@ from pygments.util import ClassNotFound
 
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import number, perplexity
 from gpt2small_hf.publishing.facts import Publication, facts
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import escaped, number, one_line, perplexity
+from gpt2small_hf.report.tables import escaped, one_line
 from gpt2small_hf.resources import resource
 
 TEMPLATE = resource("model_card.j2")

@@ -18,6 +18,7 @@ from gpt2small_hf.config.recipe import BASELINE
 from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files
@@ -705,7 +706,7 @@ def _compute(source: PushSource, config: GPT2SmallConfig) -> str | None:
         {
             "measured over": f"the whole training, to step {run.step:,}" if _kept(source) else None,
             "hardware": hardware,
-            "time in training steps": f"{_duration(seconds)}{of_steps}" if seconds else None,
+            "time in training steps": f"{duration(seconds)}{of_steps}" if seconds else None,
             "device hours": f"{n * seconds / 3600:.1f}{of_steps}" if gpu and seconds else None,
             "tokens/s (median)": None if speed is None else f"{speed:,.0f}",
             "MFU (median)": None if mfu is None else f"{mfu:.1%}",
@@ -713,11 +714,6 @@ def _compute(source: PushSource, config: GPT2SmallConfig) -> str | None:
             f"FLOPs ({count})": None if tokens is None else f"{flops * tokens:.2e}",
         }
     )
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
 
 
 def _provenance(source: PushSource) -> str | None:

@@ -55,7 +55,9 @@ class Plan:
     @property
     def size(self) -> str:
         """Of all files, for people."""
-        return mebibytes(sum(file["size"] for file in self.files.values()))
+        from gpt2small_hf.formatting import byte_size
+
+        return byte_size(sum(file["size"] for file in self.files.values()))
 
 
 def publish(args: Namespace) -> dict[str, Any]:
@@ -612,8 +614,3 @@ def say_questions(questions: list[str], *, published: bool) -> None:
 def waiting(line: str) -> None:
     """What takes a while."""
     print(line, file=sys.stderr, flush=True)
-
-
-def mebibytes(size: int) -> str:
-    """Bytes for people."""
-    return f"{size / 2**20:,.1f} MiB"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2small_hf.formatting import number
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.tables import (
@@ -22,7 +23,6 @@ from gpt2small_hf.report.tables import (
     heldout_rows,
     kept_line,
     markdown_table,
-    number,
     one_line,
     overlap_line,
     worse_line,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
+from gpt2small_hf.formatting import number, perplexity
 from gpt2small_hf.runs.records import HeldOut, NewText
 
-UNKNOWN = "–"
 CHATS_TO_JUDGE_BY = 10
 """Held-out chats below which it is mostly chance which model has the lowest loss."""
 FAR_WORSE = 2.0
@@ -59,11 +59,6 @@ def _visible(character: str) -> str:
     return character if character.isprintable() else "·"
 
 
-def number(value: float | None, style: str) -> str:
-    """A number in a format, or the mark of what is not known."""
-    return UNKNOWN if value is None else f"{value:{style}}"
-
-
 NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
 
 
@@ -107,11 +102,6 @@ def kept_line(step: int | None, last_step: int) -> str | None:
     if step is None or step == last_step:
         return None
     return f"The weights are those of step {step:,}, the best checkpoint; training ended at step {last_step:,}."
-
-
-def perplexity(value: float | None) -> str:
-    """A perplexity up to a million, above which its digits tell nothing; None is one too large for a number."""
-    return ">1,000,000" if value is None or value > 1e6 else f"{value:,.1f}"
 
 
 def worse_line(heldout: HeldOut) -> str | None:

@@ -316,14 +316,6 @@ def memory_bytes(n_parameters: int, config: Any, args: Any, *, trains: bool, bat
     return (n_parameters * numbers + kept) * BYTES_A_NUMBER
 
 
-def amount(n_bytes: float) -> str:
-    """Bytes for people."""
-    for unit, size in (("TiB", 2**40), ("GiB", 2**30)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:,.1f} {unit}"
-    return f"{n_bytes / 2**20:.1f} MiB"
-
-
 def steps_for(tokens: float, tokens_per_step: int) -> int:
     """Whole steps that see at least so many tokens."""
     return max(1, math.ceil(tokens / tokens_per_step))

@@ -29,6 +29,7 @@ from transformers.trainer_utils import SaveStrategy
 
 from gpt2small_hf.errors import RunInterruptedError, print_stderr
 from gpt2small_hf.evaluation.completions import complete
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import one_line
@@ -419,14 +420,6 @@ class ProgressLine(TrainerCallback):
         if torch.cuda.is_available():
             words.append(f"{torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
         return "  ".join([*words, left] if left else words)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them: 42s, 3m07s, 3h12m."""
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 1:
-        return f"{rest}s"
-    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 def _thousands(number: float) -> str:

@@ -9,6 +9,7 @@ from gpt2small_hf.config.data import SMALLEST_VOCABULARY
 from gpt2small_hf.config.resolve import Arguments
 from gpt2small_hf.config.run import DeclaredConfig
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.training import budget
 
 
@@ -42,7 +43,7 @@ def check_memory(args: Arguments, config: Any = None, *, device: Any = None, bat
     on_cpu = trainer.use_cpu or (device is not None and device.type == "cpu")
     needed = budget.memory_bytes(n_parameters, config, args, trains=on_cpu, batch_tokens=batch_tokens)
     if needed > (there := machine_bytes()):
-        available = f"this machine has {budget.amount(there)}"
+        available = f"this machine has {byte_size(there)}"
         raise UsageError(_refusal(n_parameters, needed, available, trains=on_cpu, batch_tokens=batch_tokens))
     if device is not None and device.type == "cuda" and os.name != "nt":  # Windows lends GPUs the machine's memory
         import torch
@@ -50,7 +51,7 @@ def check_memory(args: Arguments, config: Any = None, *, device: Any = None, bat
         there = torch.cuda.get_device_properties(device).total_memory
         needed = budget.memory_bytes(n_parameters, config, args, trains=True, batch_tokens=batch_tokens)
         if needed > there:
-            available = f"the GPU has {budget.amount(there)}"
+            available = f"the GPU has {byte_size(there)}"
             raise UsageError(_refusal(n_parameters, needed, available, trains=True, batch_tokens=batch_tokens))
 
 
@@ -68,4 +69,4 @@ def _refusal(n_parameters: int, needed: int, there: str, *, trains: bool, batch_
     if batch_tokens:
         size += f" and batches of {batch_tokens:,} tokens"
         names = f"--per_device_train_batch_size, {names}"
-    return f"{what} at least {budget.amount(needed)} for {size}; {there}. Lower {names}."
+    return f"{what} at least {byte_size(needed)} for {size}; {there}. Lower {names}."

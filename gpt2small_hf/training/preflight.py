@@ -26,6 +26,7 @@ from gpt2small_hf.data.rows import RowDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.completions import encode_prompts
 from gpt2small_hf.evaluation.heldout import seen_in_training
+from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
 from gpt2small_hf.training import budget
@@ -494,7 +495,7 @@ def _disk(trainer: CausalLMTrainer, model: nn.Module, total_steps: int, folder: 
     if free_bytes is None:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
         free_bytes = shutil.disk_usage(there).free
-    says = f"{n} checkpoints and the model take {budget.amount(needed)}, {folder} has {budget.amount(free_bytes)} free"
+    says = f"{n} checkpoints and the model take {byte_size(needed)}, {folder} has {byte_size(free_bytes)} free"
     if needed > free_bytes:
         says += ": make room, lower --save_total_limit, or choose another disk with --output_dir."
     return Check("disk", "fail" if needed > free_bytes else "ok", says)

@@ -43,6 +43,7 @@ from gpt2small_hf.evaluation.heldout import (
     standard_error,
     unigram_losses,
 )
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
@@ -85,7 +86,6 @@ from gpt2small_hf.training.callbacks import (
     ProgressLine,
     Samples,
     StopOnSignal,
-    duration,
     unsharded_model,
 )
 from gpt2small_hf.training.health import Health

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing.card import TEMPLATE, check_card, content_hash, is_unedited, page, render, without_code
 from gpt2small_hf.publishing.checks import check_sizes
@@ -751,7 +752,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     told = card.table("hardware")
     device = resolved["device"]
     assert told["hardware"][0].startswith(f"CPU ({device['name']}), {counted(device['threads'], 'thread')}")
-    assert told["time in training steps"] == [f"{seconds // 60} min {seconds % 60} s"]
+    assert told["time in training steps"] == [duration(seconds)]
     assert told["peak memory"] == [f"{max(row['memory_gib'] for row in rows):.1f} GiB"]
     row_length = resolved["run"]["seq_len"] or resolved["model"]["max_position_embeddings"]
     flops = flops_per_token(check_sizes(source.model), row_length, resolved["run"]["lora_rank"]) * tokens
@@ -1012,7 +1013,7 @@ def test_a_run_shorter_than_the_interval_of_its_log_has_a_card(tiny_run):
     write_jsonl(run.metrics, [rows[0], {**rows[-1], "num_input_tokens_seen": 2560, "tokens_per_second": 1280.0}])
     card = card_of(run.root)
     assert " trained from scratch on 2,560 tokens" in card.prose
-    assert card.table("hardware")["time in training steps"] == ["0 min 2 s"]
+    assert card.table("hardware")["time in training steps"] == ["2s"]
     assert "last logged training loss" not in card.prose
 
 
