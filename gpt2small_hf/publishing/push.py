@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from gpt2small_hf.publishing.facts import Publication
-    from gpt2small_hf.publishing.hub import Hub, Remote
+    from gpt2small_hf.publishing.hub import Hub
+    from gpt2small_hf.publishing.repository import Remote
     from gpt2small_hf.publishing.source import PushSource
     from gpt2small_hf.publishing.stage import Files
     from gpt2small_hf.publishing.verify import Checked
@@ -439,6 +440,16 @@ def only(args: Namespace, one: Plan) -> list[str] | None:
 
 def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote:
     """Look at the repository, and refuse what would ruin it. Raises: UsageError, hub.AuthError, hub.UploadError."""
+    from gpt2small_hf.publishing.commit import find_changes
+    from gpt2small_hf.publishing.repository_checks import (
+        check_card,
+        check_ignored,
+        check_replace,
+        check_same_weights,
+        check_tag,
+        find_other_model,
+    )
+
     remote = hub.look(
         one.repo_id,
         one.revision,
@@ -448,28 +459,31 @@ def look(hub: Hub, args: Namespace, one: Plan, before: dict[str, Any]) -> Remote
     if remote.pull_request:
         say("adds to", f"{remote.pull_request}, your open pull request of this title")
     published = [record["files"] for record in flat(before) if record["repo_id"] == one.repo_id]
-    remote.other_model = hub.other_model(remote, published)
+    remote.other_model = find_other_model(hub, remote, published)
     replaces = args.replace and remote.other_model is not None
     if not args.create_pr:
-        hub.check_replace(remote, replace=args.replace)
-    hub.check_tag(remote, one.tag, one.folder)
-    hub.check_card(remote, one.folder, one.publication.license, replace=args.replace_card or args.create_pr or replaces)
-    changes = hub.changes(remote, one.folder, one.files, only(args, one))
+        check_replace(hub, remote, replace=args.replace)
+    check_tag(hub, remote, one.tag, one.folder)
+    check_card(
+        hub, remote, one.folder, one.publication.license, replace=args.replace_card or args.create_pr or replaces
+    )
+    changes = find_changes(hub, remote, one.folder, one.files, only(args, one))
     if remote.exists:
-        hub.check_ignored(remote, one.folder, changes.sent, create_pr=args.create_pr)
+        check_ignored(hub, remote, one.folder, changes.sent, create_pr=args.create_pr)
     if replaces and remote.is_overwritten and not args.create_pr:
         say("replaces", f"{one.repo_id}, {one.revision}: {remote.other_model}; its state stays as {remote.former_tag}")
     for line in changes.told():
         say("changes", f"{one.repo_id}, {'a pull request' if args.create_pr else one.revision}: {line}")
     if args.code_only:
-        hub.check_same_weights(remote, one.folder)
+        check_same_weights(hub, remote, one.folder)
     return remote
 
 
 def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]:
     """Push one folder, load it again and tag it. Returns: its record. Raises: as `hub.Hub`, and VerifyError."""
     from gpt2small_hf.publishing.adapter import find_base
-    from gpt2small_hf.publishing.hub import VerifyError
+    from gpt2small_hf.publishing.commit import commit_folder
+    from gpt2small_hf.publishing.hub_errors import VerifyError
     from gpt2small_hf.publishing.verify import CheckError
     from gpt2small_hf.runs.files import write_json
 
@@ -480,8 +494,8 @@ def send(hub: Hub, args: Namespace, one: Plan, remote: Remote) -> dict[str, Any]
     if not args.create_pr and hub.tag_former(remote):
         say("tagged", f"{remote.former_tag}, the former state of {one.repo_id}")
     waiting(f"sending what is not there of {one.size} to {one.repo_id} …")
-    pushed = hub.push(
-        remote, one.folder, one.files, message(args, one), names=only(args, one), create_pr=args.create_pr
+    pushed = commit_folder(
+        hub, remote, one.folder, one.files, message(args, one), names=only(args, one), create_pr=args.create_pr
     )
     say("sent", f"{one.repo_id}, {pushed.pull_request or one.revision}, commit {pushed.commit[:12]}: {pushed.said}")
     record = {

@@ -23,10 +23,18 @@ from huggingface_hub.utils import close_session, get_session
 from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
+from gpt2small_hf.publishing.commit import commit_folder, find_changes
 from gpt2small_hf.publishing.facts import Publication
-from gpt2small_hf.publishing.hub import Hub, Remote, UploadError, is_public
+from gpt2small_hf.publishing.hub import Hub, is_public
+from gpt2small_hf.publishing.hub_errors import UploadError
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.push import Plan, private_links
+from gpt2small_hf.publishing.repository import Remote
+from gpt2small_hf.publishing.repository_checks import (
+    check_card,
+    check_tag,
+    find_other_model,
+)
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import list_files
 from gpt2small_hf.runs.files import write_json
@@ -86,14 +94,14 @@ def push_once(staged: Path) -> None:
     hub = Hub()
     hub.check_collection(COLLECTION)
     remote = hub.look(REPO, "next", proposal="Propose")
-    remote.other_model = hub.other_model(remote, [])
-    hub.check_tag(remote, "v1", staged)
-    hub.check_card(remote, staged, License("mit"), replace=False)
+    remote.other_model = find_other_model(hub, remote, [])
+    check_tag(hub, remote, "v1", staged)
+    check_card(hub, remote, staged, License("mit"), replace=False)
     files = list_files(staged)
-    hub.changes(remote, staged, files)
+    find_changes(hub, remote, staged, files)
     hub.prepare(remote)
     hub.tag_former(remote)
-    pushed = hub.push(remote, staged, files, "Publish tiny")
+    pushed = commit_folder(hub, remote, staged, files, "Publish tiny")
     hub.verify(remote, staged, pushed.commit)
     with TemporaryDirectory() as cache:
         hub.download(REPO, pushed.commit, Path(cache))
@@ -381,8 +389,8 @@ def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
     server.commit(REPO, {"config.json": json.dumps(config).encode(), "modeling_gpt2small.py": b""})
     hub = Hub()
     remote = hub.look(REPO)
-    assert hub.other_model(remote, []) == "a model of type ['gpt2small']"
-    assert hub.changes(remote, staged, list_files(staged)).told()[0] == "replaces config.json"
+    assert find_other_model(hub, remote, []) == "a model of type ['gpt2small']"
+    assert find_changes(hub, remote, staged, list_files(staged)).told()[0] == "replaces config.json"
 
 
 @pytest.mark.parametrize(
@@ -397,10 +405,10 @@ def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
     server.commit(REPO, {name: b"\0", "LICENSE.txt": b"terms", "USE_POLICY.md": b"policy", "fox.png": b"a picture"})
     hub = Hub()
     remote = hub.look(REPO)
-    remote.other_model = hub.other_model(remote, [])
+    remote.other_model = find_other_model(hub, remote, [])
     assert remote.other_model is not None
     assert name in remote.other_model
-    told = hub.changes(remote, staged, list_files(staged)).told()
+    told = find_changes(hub, remote, staged, list_files(staged)).told()
     assert told == [f"removes LICENSE.txt, USE_POLICY.md, {name}", "keeps fox.png"]
 
 
@@ -410,17 +418,17 @@ def test_another_license_named_other_is_kept(server, staged):
     server.commit(REPO, {"README.md": card.encode()})
     hub = Hub()
     remote = hub.look(REPO)
-    hub.check_card(remote, staged, License("other", "llama3", "https://example.org/llama3"), replace=False)
+    check_card(hub, remote, staged, License("other", "llama3", "https://example.org/llama3"), replace=False)
     for name, link, said in (
         ("mine", "https://example.org/llama3", "the license_name llama3. Add --license_name llama3 to keep it"),
         ("llama3", "https://example.org/mine", "the license_link https://example.org/llama3. Add --license_link"),
     ):
         with pytest.raises(UsageError, match=said):
-            hub.check_card(remote, staged, License("other", name, link), replace=False)
+            check_card(hub, remote, staged, License("other", name, link), replace=False)
     server.commit(REPO, {"README.md": card.replace("https://example.org/llama3", "LICENSE").encode()})
     remote = hub.look(REPO)
     with pytest.raises(UsageError, match=r"the license_link LICENSE\. Add --license_file FILE"):
-        hub.check_card(remote, staged, License("other", "llama3", "https://example.org/mine"), replace=False)
+        check_card(hub, remote, staged, License("other", "llama3", "https://example.org/mine"), replace=False)
 
 
 def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():
@@ -431,7 +439,7 @@ def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():
 def test_a_new_repository_has_nothing_to_replace(server, staged):
     server.create(REPO)  # with its .gitattributes
     hub = Hub()
-    assert hub.changes(hub.look(REPO), staged, list_files(staged)).told() == []
+    assert find_changes(hub, hub.look(REPO), staged, list_files(staged)).told() == []
 
 
 def test_a_tag_of_somebody_else_is_not_taken_for_ours(server, staged):

@@ -11,8 +11,8 @@ from gpt2small_hf import cli
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import parse_arguments
 from gpt2small_hf.publishing.card import add_mark, content_hash
-from gpt2small_hf.publishing.hub import ignoring_rule
 from gpt2small_hf.publishing.push import publish
+from gpt2small_hf.publishing.repository_checks import ignoring_rule
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from publishing.push_runner import NOWHERE, REPO, Done, Push, asked, contents, published, sent_bytes
