@@ -1,4 +1,6 @@
-"""Teach a published model, or a run's model folder, your own text with a LoRA adapter. Needs nothing of ours.
+"""Fine-tune a published model, or a run's model folder, on your own text with a LoRA adapter.
+
+Needs only torch, transformers and PEFT.
 
 pip install torch "transformers[torch]" peft
 python examples/finetune_lora.py runs/tiny/model                        the Zen of Python, in less than a minute
@@ -20,16 +22,16 @@ from typing import Any
 def main() -> None:
     args = parse()
     documents = [text for path in args.text for text in read(path)] if args.text else zen_of_python()
-    # Importing these takes seconds: mistakes are answered before.
+    # Imported after the arguments are checked: these imports take seconds.
     from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
     from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
-    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    # trust_remote_code: runs the four short Python files that are stored with the weights.
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(args.model, trust_remote_code=True)
     training, heldout = rows(documents, tokenizer, min(args.seq_len, model.config.max_position_embeddings))
 
-    # Two thin matrices beside each linear layer are trained; the model's own weights stay as they are.
+    # LoRA trains two low-rank matrices for each linear layer; the base weights are frozen.
     lora = LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
     adapted = get_peft_model(model, lora)
     settings = TrainingArguments(
@@ -41,7 +43,7 @@ def main() -> None:
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,  # it matters only for large batches, and warns where there is no GPU
+        dataloader_pin_memory=False,  # warns without a GPU
     )
     trainer = Trainer(adapted, settings, train_dataset=training, eval_dataset=heldout)  # pyright: ignore[reportArgumentType]
     trained, total = adapted.get_nb_trainable_parameters()
@@ -58,9 +60,9 @@ def main() -> None:
     model.config.use_cache = True  # the Trainer turns it off for training
     model.save_pretrained(args.output_dir / "merged")
     tokenizer.save_pretrained(args.output_dir / "merged")
-    for weights in args.output_dir.glob("*/*.safetensors"):  # safetensors makes files that only their owner may read
+    for weights in args.output_dir.glob("*/*.safetensors"):  # safetensors creates files that only their owner may read
         weights.chmod((args.output_dir / "merged" / "config.json").stat().st_mode)
-    print(f"wrote {args.output_dir / 'adapter'} (the adapter alone) and {args.output_dir / 'merged'} (a whole model)")
+    print(f"wrote {args.output_dir / 'adapter'} (the adapter) and {args.output_dir / 'merged'} (the merged model)")
     print(f"next: python examples/use_from_hub.py {args.output_dir / 'merged'}")
 
 
@@ -71,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--output_dir", type=Path, default=Path("runs/lora"))
     parser.add_argument("--max_steps", type=int, default=60)
     parser.add_argument("--learning_rate", type=float, default=5e-3)
-    parser.add_argument("--seq_len", type=int, default=256, help="tokens in a row; never more than the model takes")
+    parser.add_argument("--seq_len", type=int, default=256, help="maximum tokens of a row; at most the model's context")
     args = parser.parse_args()
     if missing := [name for name in ("torch", "transformers", "accelerate", "peft") if find_spec(name) is None]:
         raise ValueError(f'{", ".join(missing)} not installed: pip install torch "transformers[torch]" peft')
@@ -81,18 +83,18 @@ def parse() -> argparse.Namespace:
     if args.learning_rate <= 0:
         raise ValueError(f"--learning_rate is {args.learning_rate:g}. Give a number above 0.")
     if any((args.output_dir / name).exists() for name in ("adapter", "merged")):
-        raise ValueError(f"{args.output_dir} holds an adapter already. Choose another folder with --output_dir.")
+        raise ValueError(f"{args.output_dir} already contains an adapter. Choose another folder with --output_dir.")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
-        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+        raise ValueError(f"{args.model} is neither a model folder nor a Hub id like user/name.")
     return args
 
 
 def read(path: Path) -> list[str]:
-    """The documents in a file: each line's `text` in .jsonl, else the paragraphs between blank lines."""
+    """Read the documents of a file: the field `text` of each line of .jsonl, else paragraphs between blank lines."""
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8 ({error.reason} at byte {error.start}). Save it in that.") from None
+        raise ValueError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8.") from None
     if path.suffix != ".jsonl":
         return [part for part in re.split(r"\n\s*\n", content) if part.strip()]
     try:
@@ -101,21 +103,21 @@ def read(path: Path) -> list[str]:
             return texts
     except (json.JSONDecodeError, KeyError, TypeError):
         pass
-    raise ValueError(f'{path} needs an object with a field "text" on every line, and text in it.')
+    raise ValueError(f'{path} needs on every line an object with a string field "text".')
 
 
 def zen_of_python() -> list[str]:
-    """Its nineteen lines, which every Python carries (and prints when they are imported)."""
+    """Return the nineteen lines of the module `this`, which prints them when it is imported."""
     with contextlib.redirect_stdout(io.StringIO()):
         import this
     return codecs.decode(this.s, "rot13").splitlines()[2:]
 
 
 def rows(documents: list[str], tokenizer: Any, length: int) -> tuple[list, list]:
-    """Rows of ids to train on, and others of whole documents that are held out: every fourth."""
+    """Return training rows, and held-out rows of every fourth document."""
 
     def joined(some: list[str]) -> list[int]:
-        # verbose: documents longer than the model's context are cut below, there is nothing to warn of
+        # not verbose: documents longer than the context are cut below
         return [id for text in some for id in [*tokenizer(text, verbose=False)["input_ids"], tokenizer.eos_token_id]]
 
     heldout = joined(documents[3::4])
@@ -123,7 +125,7 @@ def rows(documents: list[str], tokenizer: Any, length: int) -> tuple[list, list]
     length = min(length, len(heldout) // 4, len(training) // 4)
     if length < 8:
         raise ValueError(
-            f"The {len(documents)} documents found are too little text. Give four or more, some lines in all: "
+            f"The {len(documents)} documents are too little text. Give at least four documents of a few lines: "
             "a document is a paragraph between blank lines, or a line of .jsonl."
         )
 
@@ -137,6 +139,6 @@ def rows(documents: list[str], tokenizer: Any, length: int) -> tuple[list, list]
 if __name__ == "__main__":
     try:
         main()
-    except (ImportError, OSError, ValueError) as error:  # a mistake one can mend, in one line
+    except (ImportError, OSError, ValueError) as error:  # errors that the user can fix: one line
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

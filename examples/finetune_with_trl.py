@@ -1,4 +1,4 @@
-"""Teach a published model, or a run's model folder, to answer with TRL, as `python train.py examples/chat.yaml` does.
+"""Fine-tune a published model, or a run's model folder, on chats with TRL, like `python train.py examples/chat.yaml`.
 
 pip install -e . trl
 python examples/finetune_with_trl.py runs/tiny/model                                            two minutes on a CPU
@@ -17,7 +17,7 @@ from typing import Any
 
 
 def main(args: argparse.Namespace) -> None:
-    # Importing these takes seconds: mistakes are answered before.
+    # Imported after the arguments are checked: these imports take seconds.
     from datasets import Dataset
     from transformers import pipeline
     from trl import SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
@@ -26,10 +26,10 @@ def main(args: argparse.Namespace) -> None:
     model, tokenizer = chat_model(args.model)
     length = tokenizer.model_max_length
     rows = [row for row in found if can_be_learned(row["messages"], tokenizer)]
-    said = f"{len(rows)} of {len(found)} conversations have an answer and at most {length} tokens"
+    summary = f"{len(rows)} of {len(found)} conversations have an answer and at most {length} tokens"
     if len(rows) < 10:
-        raise ValueError(f"{args.data}: {said}. Give ten or more to learn from.")
-    print(f"{said}; every tenth is held out")
+        raise ValueError(f"{args.data}: {summary}. Give at least ten.")
+    print(f"{summary}; every tenth is held out")
     trainer = SFTTrainer(
         model,
         settings(args, length),
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
     model.config.use_cache = True  # the Trainer turns it off for training
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    for weights in folder.glob("*.safetensors"):  # safetensors makes files that only their owner may read
+    for weights in folder.glob("*.safetensors"):  # safetensors creates files that only their owner may read
         weights.chmod((folder / "config.json").stat().st_mode)
     write = pipeline("text-generation", model=str(folder), trust_remote_code=True)
     for row in rows[9:20:10]:  # two of those held out
@@ -62,8 +62,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("model", help="a model folder, or a Hub id like user/name")
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data" / "chats.jsonl", metavar="FILE")
     parser.add_argument("--output_dir", type=Path, default=Path("runs/trl"))
-    parser.add_argument("--epochs", type=int, default=30, help="for 100 million parameters rather 3")
-    parser.add_argument("--learning_rate", type=float, default=4e-3, help="for 100 million parameters rather 5e-5")
+    parser.add_argument("--epochs", type=int, default=30, help="%(default)s; for 100 million parameters, try 3")
+    parser.add_argument(
+        "--learning_rate", type=float, default=4e-3, help="%(default)s; for 100 million parameters, try 5e-5"
+    )
     args = parser.parse_args()
     if missing := [name for name in ("gpt2small_hf", "trl") if find_spec(name) is None]:
         raise ValueError(f"{', '.join(missing)} not installed: pip install -e . trl (in a clone of gpt2small_hf)")
@@ -71,16 +73,16 @@ def parse() -> argparse.Namespace:
         if (value := getattr(args, name)) <= 0:
             raise ValueError(f"--{name} is {value:g}. Give a number above 0.")
     if (args.output_dir / "model").exists():
-        raise ValueError(f"{args.output_dir} holds a model already. Choose another folder with --output_dir.")
+        raise ValueError(f"{args.output_dir} already contains a model. Choose another folder with --output_dir.")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
-        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+        raise ValueError(f"{args.model} is neither a model folder nor a Hub id like user/name.")
     if not args.data.is_file():
         raise ValueError(f"{args.data} does not exist. Name a file of conversations with --data.")
     return args
 
 
 def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
-    """The conversations in a file, one a line."""
+    """Read the conversations of a file, one per line."""
     from gpt2small_hf.data.conversations import SHAPES, check
 
     rows = []
@@ -89,7 +91,7 @@ def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
             where = f"{path}, line {number}"
             try:
                 rows.append({"messages": SHAPES["messages"].read(json.loads(line), where)})
-            except (KeyError, TypeError, ValueError):  # the last: neither JSON nor UTF-8
+            except (KeyError, TypeError, ValueError):  # ValueError: not JSON, or not UTF-8
                 form = '{"messages": [{"role": "user", "content": "text"}, ...]}'
                 raise ValueError(f"{where}, is not {form} in UTF-8.") from None
             check(rows[-1]["messages"], where)
@@ -97,17 +99,17 @@ def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
 
 
 def chat_model(name: str) -> tuple[Any, Any]:
-    """A model and its tokenizer with what chats take: turns marked by tokens of their own, and room for some turns."""
+    """Load a model and its tokenizer, with special tokens that mark turns and a context of at least 256 tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from gpt2small_hf.data.chat import set_template
 
-    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    # trust_remote_code: runs the four short Python files that are stored with the weights.
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True, dtype=torch.float32)
     if model.config.max_position_embeddings < 256:
-        torch.manual_seed(42)  # old positions stay; the new ones are drawn, and learned from the chats alone
+        torch.manual_seed(42)  # the old positions stay; the new ones are random, and learned from the chats only
         model.resize_position_embeddings(256)
     tokenizer.model_max_length = model.config.max_position_embeddings
 
@@ -115,9 +117,9 @@ def chat_model(name: str) -> tuple[Any, Any]:
     new = tokenizer.convert_tokens_to_ids(set_template(tokenizer, "chatml", add_special_tokens=True))
     model.resize_token_embeddings(max(len(tokenizer), model.config.vocab_size), mean_resizing=False)
     with torch.no_grad():
-        for weight in {model.get_input_embeddings().weight, model.lm_head.weight}:  # one, if they are tied
+        for weight in {model.get_input_embeddings().weight, model.lm_head.weight}:  # a single tensor if they are tied
             weight[new] = weight[: len(tokenizer) - len(new)].mean(0)
-    # An answer is over at the end of its turn; and where a text was, which the model has learned before.
+    # An answer ends at the template's end token, or at the end-of-text token of pre-training.
     model.config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.eos_token_id = list(dict.fromkeys([tokenizer.eos_token_id, *ends]))
     context = model.config.max_position_embeddings
@@ -127,28 +129,28 @@ def chat_model(name: str) -> tuple[Any, Any]:
 
 
 def can_be_learned(chat: list[dict[str, str]], tokenizer: Any) -> bool:
-    """Whether a conversation has an answer, without which TRL would stop, and fits: its end would be cut off."""
+    """Return whether a conversation has an answer (TRL raises without one) and fits (TRL would truncate it)."""
     how = {"return_dict": True, "return_assistant_tokens_mask": True, "tokenizer_kwargs": {"verbose": False}}
     encoded = tokenizer.apply_chat_template(chat, **how)
     return 1 in encoded["assistant_masks"] and len(encoded["input_ids"]) <= tokenizer.model_max_length
 
 
 def settings(args: argparse.Namespace, context: int) -> Any:
-    """The settings of examples/chat.yaml, as TRL calls them."""
+    """Return the settings of examples/chat.yaml under TRL's names."""
     import torch
     from trl import SFTConfig  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
     return SFTConfig(
         output_dir=str(args.output_dir / "checkpoints"),
-        # What the template has between its generation marks: the labels are train.py's. One thing differs: a marker
-        # like <|im_end|> that stands in what somebody says is taken for one here, and is text there.
+        # Labels are the tokens between the template's generation tags, as in train.py, with one difference: here a
+        # marker such as <|im_end|> inside a message is encoded as a special token, in train.py as text.
         assistant_only_loss=True,
-        packing=True,  # several conversations to a row; the model keeps them apart by their position_ids
+        packing=True,  # several conversations per row; position_ids that restart at 0 separate them
         max_length=context,
-        # TRL makes one long row of a batch, and attention goes over all of it: one by one, the same step is faster.
+        # TRL concatenates a batch into one row, and attention covers all of it: micro-batches of one are faster.
         per_device_train_batch_size=1,
         gradient_accumulation_steps=8,
-        per_device_eval_batch_size=1,  # the Trainer's mean is one over batches: here over rows that are nearly full
+        per_device_eval_batch_size=1,  # the Trainer averages over batches: so each is one row
         num_train_epochs=args.epochs,
         learning_rate=args.learning_rate,
         lr_scheduler_type="cosine_with_min_lr",
@@ -156,7 +158,7 @@ def settings(args: argparse.Namespace, context: int) -> Any:
         warmup_steps=0.05,
         weight_decay=0.1,
         adam_beta2=0.98,
-        # TRL turns these two on unless told. The second saves memory and costs time.
+        # TRL enables these two by default. The second saves memory and costs time.
         bf16=torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False),
         activation_checkpointing=False,
         eval_strategy="epoch",
@@ -164,21 +166,21 @@ def settings(args: argparse.Namespace, context: int) -> Any:
         logging_strategy="epoch",
         save_only_model=True,
         save_total_limit=1,
-        load_best_model_at_end=True,  # it warns that a tied lm_head is missing: that is the embedding
+        load_best_model_at_end=True,  # warns about a missing lm_head if it is tied to the embedding
         report_to="none",
         disable_tqdm=True,
-        dataloader_pin_memory=False,  # it matters only for large batches, and warns where there is no GPU
+        dataloader_pin_memory=False,  # warns without a GPU
     )
 
 
 if __name__ == "__main__":
-    mistakes: tuple[type[Exception], ...] = (ImportError, OSError, ValueError)
+    user_errors: tuple[type[Exception], ...] = (ImportError, OSError, ValueError)
     try:
         arguments = parse()
         from gpt2small_hf.errors import UsageError
 
-        mistakes = (*mistakes, UsageError)
+        user_errors = (*user_errors, UsageError)
         main(arguments)
-    except mistakes as error:  # one can mend them: in one line
+    except user_errors as error:  # errors that the user can fix: one line
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

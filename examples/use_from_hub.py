@@ -1,6 +1,6 @@
-"""Let a published model, or a run's model folder, continue a text, or answer it if the model was taught to chat.
+"""Generate text with a published model or a run's model folder: a continuation, or an answer if it is a chat model.
 
-Needs torch and transformers, nothing of ours.
+Needs only torch and transformers.
 
 python examples/use_from_hub.py runs/tiny/model "The expression"
 python examples/use_from_hub.py runs/chat/model "What does pass do?"
@@ -21,19 +21,19 @@ def main() -> None:
     if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
         raise ValueError(f"{', '.join(missing)} not installed: pip install torch transformers")
     if not (Path(args.model) / "config.json").is_file() and not re.fullmatch(r"[\w.-]+/[\w.-]+", args.model):
-        raise ValueError(f"{args.model} is neither a folder with a model in it nor a Hub id like user/name.")
+        raise ValueError(f"{args.model} is neither a model folder nor a Hub id like user/name.")
 
-    from transformers import pipeline  # it takes seconds: mistakes are answered before
+    from transformers import pipeline  # imported after the arguments are checked: it takes seconds
 
-    # trust_remote_code: the model's own Python files, three short ones beside its weights, are run on your machine.
+    # trust_remote_code: runs the four short Python files that are stored with the weights.
     write = pipeline("text-generation", model=args.model, trust_remote_code=True)
     text = " ".join(args.prompt)
     n_tokens, limit = len(write.tokenizer(text)["input_ids"]), write.model.config.max_position_embeddings  # pyright: ignore
     if n_tokens >= limit:
-        raise ValueError(f"the prompt has {n_tokens:,} tokens, the model takes {limit:,}. Shorten it.")
+        raise ValueError(f"the prompt has {n_tokens:,} tokens, but the model takes fewer than {limit:,}. Shorten it.")
     if write.tokenizer.chat_template:  # pyright: ignore[reportOptionalMemberAccess]
         chat = [{"role": "user", "content": text}]
-        # What stands in the question stays text, even where it is spelled like a mark of the template.
+        # Encode the question as text, also where it spells a special token of the template.
         as_text = {"sanitize_control_tokens": True}
         answered = write(chat, do_sample=False, tokenizer_encode_kwargs=as_text)[0]["generated_text"]
         print(answered[-1]["content"])
@@ -44,6 +44,6 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ImportError, OSError, ValueError) as error:  # a mistake one can mend, in one line
+    except (ImportError, OSError, ValueError) as error:  # errors that the user can fix: one line
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

@@ -71,7 +71,7 @@ MISTAKES = {
     "upload/push.py . --dry_run --output_dir wrong.yaml": "--output_dir wrong.yaml cannot be written",
     "upload/push.py absent you/yours --licence mit": "Did you mean --license?",
     "examples/use_from_hub.py --help": None,
-    "examples/use_from_hub.py no/such/folder": "neither a folder with a model in it",
+    "examples/use_from_hub.py no/such/folder": "neither a model folder",
     "examples/finetune_from_hub.py --help": None,
     "examples/finetune_from_hub.py you/yours --epochs x": "invalid int value",
     "examples/finetune_from_hub.py you/yours --data absent.jsonl": "absent.jsonl",

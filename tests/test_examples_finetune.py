@@ -164,7 +164,8 @@ def test_few_conversations_make_small_batches_many_epochs_and_keep_the_last(tiny
     data = write(tmp_path / "chats.jsonl", chats(n_chats=30))
     said = finetune(tiny_run.model, data, tmp_path, "--output_dir", "out", "--learning_rate", "0.03")
     assert (
-        "\n29 epochs of 14 steps, 2 conversations each; the last is kept, as 3 are too few to choose one by\n" in said
+        "\n29 epochs of 14 steps, 2 conversations each; the last is kept: 3 held-out ones are too few to choose by\n"
+        in said
     )
     _, *epochs, last = map(float, re.findall(r"'eval_loss': '([\d.]+)'", said))
     assert len(epochs) == 29
@@ -199,7 +200,7 @@ LINES = {
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id like user/name."),
+        (["no/such/folder"], "no/such/folder is neither a model folder nor a Hub id like user/name."),
         (["MODEL", "--data", "absent.jsonl"], "absent.jsonl"),
         *((["MODEL", "--data", name], f"{name}, line 3, {FORM}") for name in LINES),
         (
@@ -214,7 +215,7 @@ LINES = {
         (["MODEL", "--epochs", "0"], "--epochs is 0. Give a number above 0."),
         (["MODEL", "--learning_rate", "-0.1"], "--learning_rate is -0.1. Give a number above 0."),
         (["MODEL", "--max_length", "0"], "--max_length is 0. Give a number above 0."),
-        (["MODEL", "--output_dir", "done"], "done holds a model already. Choose another folder with --output_dir."),
+        (["MODEL", "--output_dir", "done"], "done already contains a model. Choose another folder with --output_dir."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,4 +1,4 @@
-"""Every code block of README and docs/ is run here or by CI, or at least parsed, as the mark above it says."""
+"""Each code block of README and docs/ is run here or by CI, or parsed, as the comment above it says."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, run_script
 
 from gpt2small_hf.config.resolve import parse_arguments
 from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
@@ -17,19 +17,19 @@ from gpt2small_hf.publishing.facts import MINIMUM_TRANSFORMERS
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 README, *GUIDES = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
-# A mark is a comment on the line above the block: what it is for, then how it is kept true.
+# A mark is a comment on the line above the block: how the block is tested.
 BLOCKS = [
     block for text in TEXTS for block in re.findall(r"(?:<!-- (.+?) -->\n)?```(bash|python)\n(.*?)```", text, re.DOTALL)
 ]
 WITH_COMPAT = "test, with the extra compat"
 RUN_HERE = list(dict.fromkeys(block for block in BLOCKS if block[0] in ("test", WITH_COMPAT)))
-# What needs more than an offline CPU and some minutes, or files that are the reader's.
+# Blocks that need more than an offline CPU and some minutes, or the reader's own files.
 MORE = {"needs the Hub", "needs a GPU", "an hour", "needs a second terminal", "needs your data", "needs runs/tiny"}
 OF_CI = {"ci: install", "ci: main job", "ci: tests", "ci: chat", "ci: talk", "ci: share"}
 PARSED = list(dict.fromkeys((language, code) for mark, language, code in BLOCKS if mark in MORE | OF_CI))
 
 
-def test_every_block_says_how_it_is_kept_true():
+def test_every_block_has_a_mark_of_how_it_is_tested():
     marks = {mark for mark, _, _ in BLOCKS}
     assert marks <= {"test", WITH_COMPAT} | OF_CI | MORE
     assert {"test"} | OF_CI <= marks
@@ -39,8 +39,8 @@ def test_every_block_says_how_it_is_kept_true():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mark", "language", "code"), RUN_HERE)
-def test_a_block_runs(mark, language, code, tiny_run, tmp_path):
-    """In a folder that has the checkout's files and a finished run called `tiny`."""
+def test_block_runs(mark, language, code, tiny_run, tmp_path):
+    """Run a block in a folder that has the checkout's files and a finished run called `tiny`."""
     if mark == WITH_COMPAT:
         pytest.importorskip("peft")
     for name in ("train.py", "upload", "examples", "docs", "README.md", "CONTRIBUTING.md"):
@@ -60,7 +60,7 @@ def test_a_block_runs(mark, language, code, tiny_run, tmp_path):
 
 
 @pytest.mark.parametrize(("language", "code"), PARSED)
-def test_a_block_that_needs_more_than_a_cpu_parses(language, code):
+def test_block_that_is_not_run_parses(language, code):
     if language == "python":
         compile(code, "README.md", "exec")
         return
@@ -78,7 +78,7 @@ def test_a_block_that_needs_more_than_a_cpu_parses(language, code):
             assert all(flag.startswith("--") for flag in words[4::2]), line
 
 
-def test_the_tree_in_readme_names_files_that_are_there():
+def test_tree_in_readme_names_existing_files():
     tree = re.search(r"```text\n(train\.py.*?)```", README, flags=re.DOTALL)
     assert tree
     for line in tree[1].splitlines():
@@ -87,34 +87,33 @@ def test_the_tree_in_readme_names_files_that_are_there():
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("words", "message"),
     [
-        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id"),
-        (["MODEL", "word " * 200], "the model takes 32"),
+        (["no/such/folder"], "no/such/folder is neither a model folder nor a Hub id"),
+        (["MODEL", "word " * 200], "the model takes fewer than 32"),
         (["MODEL", "--max", "3"], "unrecognized arguments: --max"),
     ],
 )
-def test_a_mistake_in_the_example_that_loads_a_model_is_one_line(words, complaint, tiny_run, tmp_path):
+def test_use_from_hub_reports_user_errors_in_one_line(words, message, tiny_run, tmp_path):
     words = [str(tiny_run.model) if word == "MODEL" else word for word in words]
-    command = [sys.executable, str(REPOSITORY / "examples" / "use_from_hub.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_script([REPOSITORY / "examples" / "use_from_hub.py", *words], tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint in done.stderr.splitlines()[-1]
+    assert message in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
-def test_the_least_transformers_that_a_card_names_is_the_one_that_ci_and_readme_try():
+def test_minimum_transformers_of_a_card_is_tested_by_ci_and_documented():
     script = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8")
     assert f"python tests/compat/versions.py {MINIMUM_TRANSFORMERS}\n" in script
     assert f"unmodified under transformers {MINIMUM_TRANSFORMERS} and later" in "".join(GUIDES)
 
 
 @pytest.mark.parametrize("page", [*PAGES, REPOSITORY / "CONTRIBUTING.md"], ids=lambda page: page.name)
-def test_links_of_a_page_lead_to_files(page):
+def test_relative_links_of_a_page_lead_to_files(page):
     links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
     missing = [link for link in links if "://" not in link and not (page.parent / link).exists()]
     assert missing == []
 
 
-def test_readme_fits_on_two_hundred_lines():
+def test_readme_has_at_most_two_hundred_lines():
     assert len(README.splitlines()) <= 200

@@ -138,16 +138,16 @@ print((one - two).abs().max().item(), (one - three).abs().max().item())
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id"),
+        (["no/such/folder"], "no/such/folder is neither a model folder nor a Hub id"),
         (["MODEL", "--text", "absent.txt"], "absent.txt"),
-        (["MODEL", "--text", "bad.jsonl"], 'bad.jsonl needs an object with a field "text" on every line'),
-        (["MODEL", "--text", "number.jsonl"], 'number.jsonl needs an object with a field "text" on every line'),
-        (["MODEL", "--text", "short.txt"], "The 1 documents found are too little text"),
-        (["MODEL", "--text", "latin.txt"], "latin.txt is not in UTF-8"),
+        (["MODEL", "--text", "bad.jsonl"], 'bad.jsonl needs on every line an object with a string field "text"'),
+        (["MODEL", "--text", "number.jsonl"], 'number.jsonl needs on every line an object with a string field "text"'),
+        (["MODEL", "--text", "short.txt"], "The 1 documents are too little text"),
+        (["MODEL", "--text", "latin.txt"], "latin.txt is not UTF-8"),
         (["MODEL", "--max_steps", "0"], "--max_steps is 0. Give 1 or more."),
         (["MODEL", "--seq_len", "4"], "--seq_len is 4. Give 8 or more."),
         (["MODEL", "--learning_rate", "-1"], "--learning_rate is -1. Give a number above 0."),
-        (["MODEL", "--output_dir", "done"], "done holds an adapter already"),
+        (["MODEL", "--output_dir", "done"], "done already contains an adapter"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -242,16 +242,16 @@ LINES = {
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["no/such/folder"], "no/such/folder is neither a folder with a model in it nor a Hub id like user/name."),
+        (["no/such/folder"], "no/such/folder is neither a model folder nor a Hub id like user/name."),
         (["MODEL", "--data", "absent.jsonl"], "absent.jsonl"),
         *((["MODEL", "--data", name], complaint) for name, (_, complaint) in LINES.items()),
         (
             ["MODEL", "--data", "few.jsonl"],
-            "few.jsonl: 9 of 10 conversations have an answer and at most 256 tokens. Give ten or more to learn from.",
+            "few.jsonl: 9 of 10 conversations have an answer and at most 256 tokens. Give at least ten.",
         ),
         (["MODEL", "--epochs", "0"], "--epochs is 0. Give a number above 0."),
         (["MODEL", "--learning_rate", "-0.1"], "--learning_rate is -0.1. Give a number above 0."),
-        (["MODEL", "--output_dir", "done"], "done holds a model already. Choose another folder with --output_dir."),
+        (["MODEL", "--output_dir", "done"], "done already contains a model. Choose another folder with --output_dir."),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
