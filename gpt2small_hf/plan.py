@@ -17,8 +17,9 @@ from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
+from gpt2small_hf.training.checkpoint_files import is_complete
 from gpt2small_hf.training.inputs import build_run_inputs
-from gpt2small_hf.training.resume import is_complete, steps_of_branch
+from gpt2small_hf.training.resume import steps_of_branch
 
 if TYPE_CHECKING:
     from gpt2small_hf.commands.plan import PlanArguments

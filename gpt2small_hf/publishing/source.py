@@ -17,7 +17,7 @@ from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.training.resume import complete_checkpoints, step_of
+from gpt2small_hf.training.checkpoint_files import complete_checkpoints, step_of
 
 OURS = "gpt2small"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -35,7 +35,6 @@ from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import one_line
 from gpt2small_hf.runs.files import append_jsonl, read_jsonl, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.resume import rising
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_BETWEEN_CHARTS = 60
@@ -212,6 +211,15 @@ class EarlyStopping(TrainerCallback):
                 print_stderr(
                     f"step {state.global_step:,}: the held-out loss was not the lowest{times}; training ends here."
                 )
+
+
+def rising(log: list[dict[str, Any]], patience: int | None) -> bool:
+    """Whether the held-out loss was not the lowest so far in the last `patience` measurements."""
+    losses = [row["eval_loss"] for row in log if "eval_loss" in row]
+    losses = [math.inf if loss is None or math.isnan(loss) else loss for loss in losses]
+    if patience is None or len(losses) <= patience:
+        return False
+    return min(losses[-patience:]) >= min(losses[:-patience])
 
 
 class StopOnSignal(TrainerCallback):

@@ -88,15 +88,14 @@ from gpt2small_hf.training.callbacks import (
     StopOnSignal,
     unsharded_model,
 )
+from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_scheduled
 from gpt2small_hf.training.health import Health
 from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.resume import (
     check_folder,
-    complete_checkpoints,
     find_start_checkpoint,
-    is_scheduled,
     settings_to_resume,
     start_branch,
     steps_of_branch,

@@ -29,9 +29,9 @@ from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
 from gpt2small_hf.runs.files import read_json, set_default_permissions, sync, write_json
 from gpt2small_hf.runs.layout import checkpoints_in, number_of
 from gpt2small_hf.training.callbacks import StopOnSignal
+from gpt2small_hf.training.checkpoint_files import find_best, is_scheduled, write_manifest
 from gpt2small_hf.training.guard import GradientGuard, not_finite
 from gpt2small_hf.training.optimizers import muon_with_adamw
-from gpt2small_hf.training.resume import find_best, is_scheduled, write_manifest
 from gpt2small_hf.training.schedules import Schedule, rates
 
 N_TOKENS = "n_tokens"

@@ -25,7 +25,7 @@ from gpt2small_hf.publishing.verify import codes
 from gpt2small_hf.runs.files import exclusive_writer, read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import versions
-from gpt2small_hf.training.resume import write_manifest
+from gpt2small_hf.training.checkpoint_files import write_manifest
 from publishing.push_runner import REPO, DryRun, asked, contents, published, sent_bytes, sha256_of
 
 pytest_plugins = ["publishing.push_runner"]

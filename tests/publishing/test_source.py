@@ -17,7 +17,7 @@ from gpt2small_hf.publishing.source import checkpoints, find_source
 from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.training.resume import write_manifest
+from gpt2small_hf.training.checkpoint_files import write_manifest
 
 
 @pytest.fixture

@@ -37,8 +37,8 @@ from gpt2small_hf.report.tables import NOTHING_HELD_OUT
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.training.callbacks import rising
 from gpt2small_hf.training.inputs import build_run_inputs
-from gpt2small_hf.training.resume import rising
 from gpt2small_hf.training.run import default_prompts, train
 
 

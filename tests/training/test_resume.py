@@ -21,7 +21,8 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.training import callbacks, run
-from gpt2small_hf.training.resume import device_notice, differences, is_complete
+from gpt2small_hf.training.checkpoint_files import is_complete
+from gpt2small_hf.training.resume import device_notice, differences
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 # 20 steps of two micro-batches; an epoch has 9 steps; saved at 5, 10, 15 and 20; logged at 4, 8, …

@@ -1,0 +1,127 @@
+"""Which checkpoints training can resume from: those whose files are all there as they were written. No torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PureWindowsPath
+
+from safetensors import SafetensorError, safe_open
+
+from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
+
+MANIFEST = "checkpoint.json"
+
+
+def complete_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:
+    """The run's checkpoints that can be resumed from, newest first; prints which ones it skips.
+
+    Args:
+        run: the folder.
+        keeps_best: whether the best checkpoint will be needed at the end: then it must be there too.
+    """
+    for path in checkpoints_in(run.checkpoints):
+        if reason := why_not(path, run, keeps_best=keeps_best):
+            print(f"skipping {path}: {reason}.", file=sys.stderr)
+        else:
+            yield path
+
+
+def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None:
+    """Why a run cannot resume from a checkpoint; None if it can."""
+    if not is_complete(checkpoint):
+        return "it is damaged, was not written to its end, or has no optimizer state (--save_only_model)"
+    best = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    if keeps_best and best is not None:
+        found = find_best(checkpoint, run.checkpoints)
+        if found is None or not is_complete(found):
+            return f"{Path(best).name}, the best one up to there, is {'missing' if found is None else 'damaged'}"
+    return None
+
+
+def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
+    """The checkpoint with the lowest held-out loss up to a checkpoint; None if it was not recorded or is missing.
+
+    It is stored as the path that it had: it is looked for by name, as the run may have been moved since, or may be
+    named from another folder.
+
+    Args:
+        checkpoint: the one that is resumed from.
+        checkpoints: folder of the run's own, which come first.
+    """
+    stored = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    if stored is None:
+        return None
+    name = PureWindowsPath(stored).name  # reads both kinds of paths
+    places = [checkpoints / name, checkpoint.resolve().parent / name, Path(stored)]
+    return next((path for path in places if path.is_dir()), None)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    """Whether a checkpoint can be resumed from: each of its files is there as it was written."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        return all(crc32(checkpoint / name) == value for name, value in manifest["crc32"].items())
+    except FileNotFoundError:
+        return not (checkpoint / MANIFEST).exists() and _looks_complete(checkpoint)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def _looks_complete(checkpoint: Path) -> bool:
+    """The same, of a checkpoint without a list of its files: earlier versions wrote none."""
+    try:
+        for path in checkpoint.glob("*.json"):
+            json.loads(path.read_text(encoding="utf-8"))
+        for path in checkpoint.glob("*.safetensors"):
+            with safe_open(path, framework="pt"):  # compares the file's length to its header
+                pass
+        names = {path.name for path in checkpoint.iterdir()}
+    except (OSError, SafetensorError, ValueError):
+        return False
+    files = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth"), *checkpoint.glob("*.bin")]
+    has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)  # the latter is DeepSpeed's
+    has_random_state = any(name.startswith("rng_state") for name in names)
+    # FSDP and DeepSpeed may keep the weights in folders of their own.
+    alone = {"model.safetensors", "adapter_model.safetensors"}
+    has_weights = bool(alone & names) or any((checkpoint / name).is_dir() for name in names)
+    has_state = names >= {"scheduler.pt", "trainer_state.json"}
+    return has_weights and has_optimizer and has_random_state and has_state and all(map(zipfile.is_zipfile, files))
+
+
+def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
+    """List a checkpoint's files with their checksums. Call this when all of them are written.
+
+    Args:
+        checkpoint: its folder.
+        scheduled: False if only a signal asked for it.
+    """
+    files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+    checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
+    write_json(checkpoint / MANIFEST, {"scheduled": scheduled, "crc32": checksums})
+
+
+def crc32(path: Path) -> int:
+    """The CRC-32 of a file, read in blocks."""
+    value = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
+
+
+def is_scheduled(checkpoint: Path) -> bool:
+    """False for a checkpoint that only a signal asked for."""
+    try:
+        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["scheduled"]
+    except (OSError, ValueError, LookupError, TypeError):  # damaged, or of an earlier version
+        return True
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step that a checkpoint was saved at."""
+    return int(read_json(checkpoint / "trainer_state.json")["global_step"])
