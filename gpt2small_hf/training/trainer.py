@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -19,18 +18,13 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
-from transformers import Trainer
-from transformers.trainer_utils import rotate_checkpoints
-from transformers.utils import logging
 
 from gpt2small_hf.config.trainer import MUON
 from gpt2small_hf.data.rows import PaddedLength, RowDataset
-from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
-from gpt2small_hf.runs.files import read_json, set_default_permissions, sync, write_json
-from gpt2small_hf.runs.layout import checkpoints_in, number_of
-from gpt2small_hf.training.callbacks import StopOnSignal
-from gpt2small_hf.training.checkpoint_files import find_best, is_scheduled, write_manifest
-from gpt2small_hf.training.guard import GradientGuard, not_finite
+from gpt2small_hf.errors import RunStoppedError, UsageError
+from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.training.checkpointing import ResumableTrainer
+from gpt2small_hf.training.guard import GradientGuard
 from gpt2small_hf.training.optimizers import muon_with_adamw
 from gpt2small_hf.training.schedules import Schedule, rates
 
@@ -45,7 +39,7 @@ def _counted(collate: Callable[[list[Any]], dict[str, Any]], rows: list[Any]) ->
     return {**collate(rows), N_TOKENS: torch.tensor([len(row["input_ids"]) for row in rows])}
 
 
-class CausalLMTrainer(Trainer):
+class CausalLMTrainer(ResumableTrainer):
     """HF's Trainer for a language model.
 
     It asks the model for its loss alone: the logits of a batch would take more memory than the rest. A bad step is
@@ -60,20 +54,18 @@ class CausalLMTrainer(Trainer):
         max_bad_steps: int = 20,
         flops_per_token: float | None = None,
         peak_flops: float | None = None,
-        stop: StopOnSignal | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take what `Trainer` takes.
+        """Take what `ResumableTrainer` takes.
 
         Args:
-            args: as `Trainer`'s.
+            args: as `ResumableTrainer`'s.
             decay: what weight decay shrinks, `matrices` or `all`.
             spike_factor: a gradient norm above so many medians of those before it is a bad step.
             max_bad_steps: stop after so many bad steps in a row.
             flops_per_token: FLOPs of training on one token, forward and backward.
             peak_flops: what one device can do in a second; with both, the log has `mfu`, the share of it that is made.
-            stop: listens to signals; also one of `callbacks`.
-            kwargs: as `Trainer`'s.
+            kwargs: as `ResumableTrainer`'s.
         """
         self.decay = decay
         self.guard = GradientGuard(spike_factor)
@@ -83,14 +75,11 @@ class CausalLMTrainer(Trainer):
         self.norms: list[Tensor] = []
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.measuring = False
-        self.stop = stop
-        self.save_due = False
         self.loss_sum, self.n_losses = 0.0, 0  # of all steps that were logged
         self.step_began = self.waited = self.trained = 0.0  # seconds, of the interval
         # Of the interval, on this rank: since the last resume, and all. Tensors on the device once there are some.
         self.tokens: Tensor | int = 0
         self.unlogged_tokens: Tensor | int = 0
-        self.checkpoint_in_the_making: Path | None = None
         super().__init__(*args, **kwargs)
         self.eval_labels: int | None = None
         """Predicted tokens of the held-out rows, where these have different numbers of them."""
@@ -156,39 +145,6 @@ class CausalLMTrainer(Trainer):
         finally:
             self.measuring = False
 
-    def _init_training_state(
-        self,
-        max_steps: int,
-        num_update_steps_per_epoch: int,
-        num_train_epochs: int,
-        resume_from_checkpoint: str | None,
-        trial: Any,
-    ) -> tuple[int, int]:
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # it warns of a best checkpoint that is found below
-        try:
-            start_at = super()._init_training_state(
-                max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-            )
-        finally:
-            logging.set_verbosity(verbosity)
-        # How often is logged, measured and saved is this run's, not the checkpoint's.
-        self.state.compute_steps(self.args, max_steps)
-        if resume_from_checkpoint is not None:
-            best = find_best(Path(resume_from_checkpoint), Path(self.args.output_dir or ""))
-            self.state.best_model_checkpoint = None if best is None else str(best)
-            if best is None and self.args.load_best_model_at_end:  # the best of what follows need not be better
-                self.state.best_metric = self.state.best_global_step = None
-            self.args.eval_on_start = False  # it was evaluated when it started
-        return start_at
-
-    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # A run that was killed after its last step: the Trainer would train to the end of the epoch.
-        if self.state.global_step >= self.state.max_steps:
-            self.control.should_training_stop = True
-        if not self.control.should_training_stop:
-            super()._run_epoch(*args, **kwargs)
-
     def get_train_dataloader(self) -> DataLoader[Any]:
         """The training batches; see `Trainer.get_train_dataloader`. Each has the number of its tokens, not padding."""
         collate = self.data_collator
@@ -224,38 +180,10 @@ class CausalLMTrainer(Trainer):
     def _track_num_input_tokens(self, inputs: dict[str, Any]) -> None:
         pass  # see `get_batch_samples`
 
-    def _maybe_log_save_evaluate(
-        self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        """Log, evaluate and save what is due; see `Trainer`. The checkpoint of a step is the last thing done for it.
-
-        So its state has everything that was logged of that step, and a run can be cut off after it without a loss.
-
-        Raises: RunInterruptedError after a signal, once the step is saved.
-        """
-        after_step = self.step_began > 0  # the Trainer comes here after each step, and once more after an epoch
-        if after_step:
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        if self.is_in_step:
             self.trained += time.perf_counter() - self.step_began
-            self.step_began = 0.0
-        self.save_due |= self.control.should_save
-        self.control.should_save = False
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
-        assert self.state.epoch is not None
-        epoch_ends = self.state.epoch == int(self.state.epoch) or self.control.should_epoch_stop
-        if after_step and (epoch_ends or self.control.should_training_stop):
-            return  # more may be due after the epoch
-        caught = 0 if self.stop is None else self.stop.agreed(self.args.device)
-        scheduled, self.save_due = self.save_due, False
-        if scheduled or caught:
-            self._save_checkpoint(model, trial, scheduled=scheduled)
-        if scheduled:
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
-        if self.stop is not None and caught:
-            self.callback_handler.on_train_end(
-                self.args, self.state, self.control
-            )  # reporters write out what they have
-            saved = Path(super()._get_output_dir(None)) / f"checkpoint-{self.state.global_step}"
-            raise self.stop.interruption(saved, resumable=not self.args.save_only_model)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """Forward and backward of one micro-batch; see `Trainer.training_step`."""
@@ -371,91 +299,6 @@ class CausalLMTrainer(Trainer):
         self.waited = self.trained = 0.0
         self.tokens = self.unlogged_tokens = 0
         return pace
-
-    # ---- checkpoints ---------------------------------------------------------------------------------------------
-
-    def _get_output_dir(self, *args: Any, **kwargs: Any) -> str:
-        return str(self.checkpoint_in_the_making or super()._get_output_dir(*args, **kwargs))
-
-    def _save_checkpoint(self, model: nn.Module, *args: Any, scheduled: bool = True, **kwargs: Any) -> None:
-        """Save a checkpoint whole or not at all: under another name first.
-
-        One that only a signal asked for is not `scheduled`: it takes no other checkpoint's place, is never the best
-        one, and is removed once the run has come further. So the run ends with the checkpoints of an uninterrupted one.
-
-        Raises: RunStoppedError if a weight is not finite, and if the disk does not hold it.
-        """
-        assert self.model is not None
-        if broken := not_finite({name: p.detach() for name, p in self.model.named_parameters()}):
-            raise RunStoppedError(f"{broken[0]} is not finite at step {self.state.global_step}, so nothing was saved.")
-        checkpoints = Path(super()._get_output_dir(None))
-        name = f"checkpoint-{self.state.global_step}"
-        best = self.state.best_model_checkpoint
-        making = checkpoints / "in-the-making"
-        self._alone(lambda: shutil.rmtree(making, ignore_errors=True))  # what a killed process left
-        self.checkpoint_in_the_making = making
-        try:
-            super()._save_checkpoint(model, *args, **kwargs)
-        except Exception as error:  # each library has its own for a full disk
-            if not disk_is_full(error):
-                raise
-            shutil.rmtree(making, ignore_errors=True)
-            raise RunStoppedError(
-                f"the disk did not take the checkpoint of step {self.state.global_step} ({error})."
-            ) from error
-        finally:
-            self.checkpoint_in_the_making = None
-        is_best = scheduled and self.state.best_global_step == self.state.global_step
-        self.state.best_model_checkpoint = str(checkpoints / name) if is_best else best
-        self._alone(lambda: self._give_name(making / name, checkpoints / name, scheduled))
-
-    def _give_name(self, made: Path, name: Path, scheduled: bool) -> None:
-        if any(made.glob("*config.json")):  # sharded checkpoints of FSDP and DeepSpeed have none
-            set_default_permissions(made)
-        self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
-        if not self.args.save_only_model:  # else nothing can be resumed from it
-            write_manifest(made, scheduled=scheduled)
-        if name.exists():  # damaged, or it would not be saved again
-            shutil.rmtree(name)
-        sync(made)
-        made.rename(name)
-        sync(name.parent, contents=False)
-        made.parent.rmdir()
-        for path in checkpoints_in(name.parent):
-            # Later ones are damaged, or --resume named an earlier one; they must not count as the newest.
-            if number_of(path) > number_of(name) or (path != name and not is_scheduled(path)):
-                shutil.rmtree(path)
-        if scheduled:
-            self._rotate()
-
-    def tidy(self) -> None:
-        """After training: remove the checkpoints that a run without interruptions would not have. All ranks call it."""
-        checkpoints = Path(super()._get_output_dir(None))
-
-        def work() -> None:
-            for path in checkpoints_in(checkpoints):
-                if not is_scheduled(path):
-                    shutil.rmtree(path)
-            self._rotate()  # a kill may have come before
-
-        self._alone(work)
-
-    def _rotate(self) -> None:
-        rotate_checkpoints(
-            output_dir=super()._get_output_dir(None),
-            save_total_limit=self.args.save_total_limit,
-            best_model_checkpoint=self.state.best_model_checkpoint,
-            use_mtime=False,
-        )
-
-    def _alone(self, work: Any) -> None:
-        """Let one rank do some work on the disk while the others wait."""
-        if dist.is_initialized():
-            dist.barrier()
-        if self.args.should_save:
-            work()
-        if dist.is_initialized():
-            dist.barrier()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Save also what the guard has seen, and the interval that is not logged yet: a resumed run does as if one."""

@@ -111,7 +111,7 @@ def at_step(step: int, number: int, *, after: bool = False) -> None:
     work = CausalLMTrainer._maybe_log_save_evaluate
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        is_step = self.step_began > 0 and self.state.global_step == step
+        is_step = self.is_in_step and self.state.global_step == step
         if is_step and not after:
             os.kill(os.getpid(), number)
         work(self, *args, **kwargs)
