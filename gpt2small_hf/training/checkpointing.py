@@ -17,7 +17,7 @@ from gpt2small_hf.runs.files import set_default_permissions, sync
 from gpt2small_hf.runs.layout import checkpoints_in, number_of
 from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.checkpoint_files import find_best, is_scheduled, write_manifest
-from gpt2small_hf.training.guard import not_finite
+from gpt2small_hf.training.gradient_guard import not_finite
 
 
 class ResumableTrainer(Trainer):

@@ -308,7 +308,7 @@ def test_a_bad_step_leaves_weights_and_moments_as_they_were(kind, tmp_path):
         (old, old_state), (new, new_state) = before[step], before[step + 1]
         assert same(old, new) == (step in bad)
         assert all(same(*pair) for pair in zip(old_state, new_state, strict=True)) == (step in bad)
-    assert trainer.guard.skipped[kind] == len(bad)
+    assert trainer.detector.skipped[kind] == len(bad)
 
 
 def test_matrices_that_are_cut_up_are_refused(tmp_path):

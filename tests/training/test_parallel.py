@@ -36,7 +36,7 @@ from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.guard import KINDS
+from gpt2small_hf.training.gradient_guard import KINDS
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 COUNTING = [(torch.arange(16) + 37 * i) % 100 for i in range(480)]  # easy to learn
@@ -236,7 +236,7 @@ class Watch(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if all(torch.equal(a, b) for a, b in zip(self.before, self.weights(), strict=True)):
-            self.unchanged[state.global_step] = self.trainer.guard.broken
+            self.unchanged[state.global_step] = self.trainer.detector.broken
 
 
 def train_with_bad_steps(folder: Path, place: Path, kind: str, **changes: Any) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def train_with_bad_steps(folder: Path, place: Path, kind: str, **changes: Any) -
     return {
         **train(trainer, kind),
         "unchanged": watch.unchanged,
-        "skipped": trainer.guard.skipped,
+        "skipped": trainer.detector.skipped,
     }
 
 
@@ -322,7 +322,7 @@ def test_under_float16_bad_steps_are_skipped_and_only_what_is_not_finite_lowers_
     trainer.add_callback(watch)
     trainer.add_callback(Scale())
     spoil(trainer)
-    result = {**train(trainer, "alone"), "unchanged": watch.unchanged, "skipped": trainer.guard.skipped}
+    result = {**train(trainer, "alone"), "unchanged": watch.unchanged, "skipped": trainer.detector.skipped}
     bad = {step: kind for step, (kind, ranks) in BAD.items() if 0 in ranks}
     assert_skipped(result, bad)
     lowered = [step for step in range(50) if scales[step + 1] < scales[step]]

@@ -1,5 +1,6 @@
 """The guard: each kind of bad step is named, skipped and counted, and good ones are those of the stock Trainer."""
 
+import copy
 import math
 import os
 import time
@@ -8,35 +9,44 @@ import numpy as np
 import pytest
 import torch
 from conftest import processes, run_train, tiny_config, tiny_words
+from datasets import Dataset
 from torch import distributed as dist
 from torch import nn
-from transformers import Trainer, TrainingArguments
+from transformers import (
+    DataCollatorForLanguageModeling,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.runs.files import read_jsonl
-from gpt2small_hf.training.guard import KINDS
+from gpt2small_hf.training.gradient_guard import KINDS, GradientGuard
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 ROWS = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (480, 8), generator=torch.Generator())]
 
 
-def make(kind, place, **changes):
+def make(kind, place, model=None, **changes):
     torch.manual_seed(0)
     settings = {"max_steps": 40, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1}
     settings |= {"learning_rate": 1e-2, "logging_nan_inf_filter": False, "save_strategy": "no", "use_cpu": True}
-    names = ("spike_factor", "max_bad_steps", "flops_per_token", "peak_flops")
+    names = ("spike_factor", "max_bad_steps", "flops_per_token", "peak_flops", "train_dataset", "data_collator")
     own = {name: changes.pop(name) for name in names if name in changes}
     settings |= {"report_to": "none"}
     args = TrainingArguments(
         output_dir=str(place), disable_tqdm=True, dataloader_pin_memory=False, **(settings | changes)
     )
-    return kind(GPT2SmallForCausalLM(tiny_config()), args, train_dataset=ROWS, **own)
+    return kind(model or GPT2SmallForCausalLM(tiny_config()), args, **({"train_dataset": ROWS} | own))
 
 
-def spoil(trainer, kind, steps):
+def spoil(trainer, kind, steps, weight="model.layers.1.mlp.up_proj.weight"):
     """Make the given steps (counted from 0) bad, by what a weight's gradient or the logits are."""
-    weight, parameter = "model.layers.1.mlp.up_proj.weight", trainer.model.model.layers[1].mlp.up_proj.weight
+    parameter = trainer.model.get_parameter(weight)
     bad = {
         "non_finite": lambda g: g.index_fill(0, torch.tensor([1]), torch.inf),
         "overflow": lambda g: torch.full_like(g, 1e25),
@@ -62,7 +72,84 @@ def test_without_bad_steps_it_trains_as_the_stock_trainer_does(tmp_path, max_gra
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-5)
         assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], abs=1e-4)
         assert mine["clipped"] == (mine["grad_norm"] > max_grad_norm > 0)
-    assert sum(ours.guard.skipped.values()) == 0
+    assert sum(ours.detector.skipped.values()) == 0
+
+
+def other_model(**changes):
+    sizes = {"vocab_size": 101, "n_positions": 8, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    sizes |= {"bos_token_id": 100, "eos_token_id": 100}
+    return GPT2LMHeadModel(GPT2Config(**(sizes | changes)))
+
+
+class GuardedTrainer(GradientGuard, Trainer):
+    """What people write who have a Trainer of their own."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mix_in_skips_bad_steps_of_a_plain_trainer(kind, tmp_path):
+    torch.manual_seed(0)
+    trainer = make(GuardedTrainer, tmp_path, other_model(), weight_decay=0.1)
+    spoil(trainer, kind, [36], "transformer.h.1.mlp.c_fc.weight")
+    weights = {}
+
+    def remember(*args, **kwargs):
+        weights[trainer.state.global_step] = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+    trainer.callback_handler.callbacks[0].on_step_begin = remember
+    trainer.train()
+    assert [step for step in range(39) if torch.equal(weights[step], weights[step + 1])] == [36]
+    assert trainer.detector.skipped == {**dict.fromkeys(KINDS, 0), kind: 1}
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    assert logged[-1][f"skipped_{kind}"] == 1
+    assert [row["step"] for row in logged if not math.isfinite(row["loss"])] == ([37] if kind == "loss" else [])
+    assert 1 < trainer.state.log_history[-1]["train_loss"] < 5
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_other_models_and_plain_datasets_train_as_with_the_stock_trainer(model, tmp_path, tiny_tokenizer):
+    """Rows of different lengths that a collator pads; the tokens of the rows are counted, not the padding."""
+    lengths = [3 + n % 5 for n in range(40)]
+    rows = Dataset.from_dict({"input_ids": [list(range(n, n + length)) for n, length in enumerate(lengths)]})
+    tiny_tokenizer.pad_token = tiny_tokenizer.eos_token
+    collate = DataCollatorForLanguageModeling(tiny_tokenizer, mlm=False)
+
+    def train(kind):
+        torch.manual_seed(0)
+        if model == "gpt2":
+            built = other_model(vocab_size=300, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        else:
+            sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+            built = LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes))
+        given = {"train_dataset": rows, "data_collator": collate, "num_train_epochs": 2, "max_steps": -1}
+        trainer = make(kind, tmp_path, built, **given)
+        trainer.train()
+        trainer.eval_dataset = rows
+        return trainer, trainer.evaluate()["eval_loss"], trainer.predict(rows.select(range(2))).predictions
+
+    (ours, loss, logits), (stock, expected, _) = train(CausalLMTrainer), train(Trainer)
+    for mine, theirs in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=0)
+    assert loss == pytest.approx(expected, abs=1e-5)
+    assert logits.shape[-1] == 300
+    assert ours.state.num_input_tokens_seen == 2 * sum(lengths)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_logits_are_skipped_only_by_models_that_take_the_argument(tmp_path):
+    peft = pytest.importorskip("peft")
+    ours, other = GPT2SmallForCausalLM(tiny_config()), other_model()
+    adapted = [
+        peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=model is other))
+        for model in (ours, other)
+    ]
+    models = [ours, adapted[0], other, adapted[1]]
+    found = [make(CausalLMTrainer, tmp_path, model).takes_skip_logits for model in models]
+    assert found == [True, True, False, False]
+    trainer = make(CausalLMTrainer, tmp_path)
+    batch = {"input_ids": torch.ones(2, 8, dtype=torch.long), "labels": torch.ones(2, 8, dtype=torch.long)}
+    assert trainer.prediction_step(trainer.model, batch, prediction_loss_only=False)[1].shape == (2, 8, 101)
+    _, outputs = trainer.compute_loss(trainer.model, batch, return_outputs=True)
+    assert outputs.logits is None
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
@@ -86,11 +173,11 @@ def test_a_bad_step_changes_nothing_is_named_and_counted_and_training_goes_on(
         any(not torch.equal(a, b) for a, b in zip(*pair, strict=True)) for pair in zip(before, after, strict=True)
     ]
     assert changed == [step not in bad_steps for step in range(40)]
-    assert trainer.guard.skipped == {**dict.fromkeys(KINDS, 0), kind: 2}
+    assert trainer.detector.skipped == {**dict.fromkeys(KINDS, 0), kind: 2}
     assert all(p.isfinite().all() for p in trainer.model.parameters())
     said = capsys.readouterr().err
-    assert said.count("the step is skipped") == 1
-    assert f"step 35: {kind}, gradient norm" in said
+    assert said.count(": skipped (") == 1
+    assert f"step 35: skipped ({kind})" in said
     assert (weight in said) == (kind == "non_finite")
     logged = [row for row in trainer.state.log_history if "loss" in row]
     assert [row["step"] for row in logged if not math.isfinite(row["loss"])] == ([35, 38] if kind == "loss" else [])
@@ -107,7 +194,7 @@ def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, mo
         "train",
         lambda self, **kw: (spoil(self, "non_finite", range(12, 99)), train(self, **kw))[1],
     )
-    with pytest.raises(RunStoppedError, match=r"3 bad steps in a row up to step 15 .3 non_finite.*checkpoint-10\.$"):
+    with pytest.raises(RunStoppedError, match=r"^3 steps.* step 15 .*: 3 non_finite.*checkpoint-10\.$"):
         run_train(words)
     assert {row["step"] for row in read_jsonl(tmp_path / "run" / "metrics.jsonl")} >= {5, 10}
     assert not (tmp_path / "run" / "model").exists()
@@ -117,7 +204,7 @@ def test_an_infinite_spike_factor_skips_no_spike(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, spike_factor=math.inf)
     spoil(trainer, "spike", (34, 37))
     trainer.train()
-    assert not any(trainer.guard.skipped.values())
+    assert not any(trainer.detector.skipped.values())
     assert max(row["grad_norm_max"] for row in trainer.state.log_history if "loss" in row) > 1e6
 
 
@@ -144,7 +231,7 @@ def train_as_one_of_two(rank, place, results):
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel)
     weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
     last = trainer.state.log_history[-2]
-    results.put((rank, trainer.guard.skipped, weights.numpy(), last["loss"], last["num_input_tokens_seen"]))
+    results.put((rank, trainer.detector.skipped, weights.numpy(), last["loss"], last["num_input_tokens_seen"]))
 
 
 @pytest.mark.slow
