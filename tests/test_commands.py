@@ -1,4 +1,4 @@
-"""Commands answer a mistake before they import torch, and importing the package registers its classes."""
+"""Commands report user errors before they import torch; importing the package registers its classes."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
 OURS = ["-m", "gpt2small_hf"]
 TRAIN = str(REPOSITORY / "train.py")
 TINY_STEPS = ["--max_steps", "3", "--eval_strategy", "no"]
-MISTAKES = {
+LINES = {
     "train.py --help": None,
     "-m gpt2small_hf train --help": None,
     "-m gpt2small_hf train absent.yaml": "Cannot read the recipe absent.yaml",
@@ -58,8 +58,8 @@ MISTAKES = {
     "-m gpt2small_hf plan --n_devices x": "'x' is not a whole number",
     "-m gpt2small_hf sweep --help": None,
     "-m gpt2small_hf sweep absent": "absent has no baseline.yaml",
-    "-m gpt2small_hf sweep ladder --only baselin": "Did you mean baseline?",
-    "-m gpt2small_hf sweep ladder": "Did you mean learning_rate?",
+    "-m gpt2small_hf sweep recipes --only baselin": "Did you mean baseline?",
+    "-m gpt2small_hf sweep recipes": "Did you mean learning_rate?",
     "-m gpt2small_hf report --help": None,
     "-m gpt2small_hf report absent": "absent is not a run folder",
     "-m gpt2small_hf convert --help": None,
@@ -100,23 +100,23 @@ def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
-@pytest.mark.parametrize("line", MISTAKES)
-def test_help_and_mistakes_need_no_torch(line, tmp_path):
+@pytest.mark.parametrize("line", LINES)
+def test_help_and_user_errors_import_no_torch(line, tmp_path):
     (tmp_path / "wrong.yaml").write_text("learning_rat: 1e-3\n")
     (tmp_path / "short.yaml").write_text("epochs: 2\n")
-    (tmp_path / "ladder").mkdir()
-    (tmp_path / "ladder" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
     done = run(line.split(), tmp_path)
-    said = done.stderr.splitlines()[-1]
-    assert done.returncode == (0 if MISTAKES[line] is None else 2), said
-    assert (MISTAKES[line] or "") in said
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == (0 if LINES[line] is None else 2), last
+    assert (LINES[line] or "") in last
     modules = imported(done)
     assert "os" in modules  # imports were listed
     assert not {"torch", "transformers"} & modules
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["ladder", "short.yaml", "wrong.yaml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipes", "short.yaml", "wrong.yaml"]
 
 
-def test_report_of_a_run_needs_no_torch(tiny_run, tmp_path):
+def test_report_imports_no_torch(tiny_run, tmp_path):
     root = tmp_path / "run"
     root.mkdir()
     for path in (tiny_run.resolved, tiny_run.metrics):
@@ -126,7 +126,7 @@ def test_report_of_a_run_needs_no_torch(tiny_run, tmp_path):
     assert not {"torch", "transformers"} & imported(done)
 
 
-# ---- what is read without an import ----------------------------------------------------------------------------------
+# ---- classes read from source ----------------------------------------------------------------------------------
 
 
 def plain(kind: object) -> str:
@@ -166,7 +166,7 @@ def test_declared_enums_are_those_of_the_real_module(name):
     assert [one.value for one in read] == [one.value for one in getattr(trainer_utils, name)]
 
 
-def test_a_class_that_cannot_be_read_is_imported(tmp_path, monkeypatch):
+def test_class_that_cannot_be_read_from_source_is_imported(tmp_path, monkeypatch):
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "__init__.py").touch()
     (tmp_path / "odd" / "sizes.py").write_text("Width = dict[str, int]\n\nclass Sizes:\n    w: Width | None = None\n")
@@ -182,39 +182,32 @@ def test_debug_options_can_be_read():
 # ---- registration ----------------------------------------------------------------------------------------------------
 
 
+REGISTERED = """
+from transformers import AutoModelForCausalLM
+print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__module__)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "first",
-    [
-        "import gpt2small_hf, transformers",
-        "import transformers, gpt2small_hf",
-        "from transformers import AutoModelForCausalLM; import gpt2small_hf",
-        "from gpt2small_hf.runs.layout import RunFolder",
-        "from gpt2small_hf import GPT2SmallConfig",
-    ],
-)
+@pytest.mark.parametrize("first", ["import gpt2small_hf.runs.layout", "from transformers import AutoModelForCausalLM"])
 def test_importing_the_package_registers_its_classes(first, tiny_run):
-    code = f"{first}\nfrom transformers import AutoModelForCausalLM, AutoConfig\n"
-    code += f"print(type(AutoModelForCausalLM.from_pretrained({str(tiny_run.model)!r})).__module__)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", f"import sys\n{first}\nimport gpt2small_hf\n{REGISTERED}", tiny_run.model]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "gpt2small_hf.model.modeling_gpt2small"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["train.py", "push.py", "gpt2small.py"])
-def test_a_script_of_the_users_with_a_name_of_ours_registers_too(name, tiny_run, tmp_path):
-    (tmp_path / name).write_text(
-        "import gpt2small_hf\nfrom transformers import AutoConfig\n"
-        f"print(type(AutoConfig.from_pretrained({str(tiny_run.model)!r})).__module__)\n"
-    )
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "gpt2small_hf.model.configuration_gpt2small"
+def test_user_script_named_like_a_command_registers_the_classes(tiny_run, tmp_path):
+    (tmp_path / "train.py").write_text(f"import sys\nimport gpt2small_hf\n{REGISTERED}")
+    command = [sys.executable, "train.py", tiny_run.model]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "gpt2small_hf.model.modeling_gpt2small"
 
 
 @pytest.mark.slow
-def test_a_module_run_by_a_user_registers_too(tiny_run, tmp_path):
+def test_user_module_run_with_m_registers_the_classes(tmp_path):
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "__init__.py").write_text("import gpt2small_hf\n")  # while sys.argv[0] is "-m" still
+    (tmp_path / "mine" / "__init__.py").write_text("import gpt2small_hf\n")  # at this point sys.argv[0] is "-m"
     (tmp_path / "mine" / "look.py").write_text("import sys; print('gpt2small_hf.model' in sys.modules)")
     done = subprocess.run([sys.executable, "-m", "mine.look"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
