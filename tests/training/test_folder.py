@@ -97,6 +97,7 @@ def test_run_folder_admits_one_training_until_it_is_killed(tmp_path, monkeypatch
     with_worker = [*words, "--dataloader_num_workers", "1", "--dataloader_multiprocessing_context", "fork"]
     training = processes.Process(target=train_and_wait, args=(with_worker, 12, child))
     training.start()
+    child.close()  # a training that fails then ends `recv` with EOFError
     assert parent.recv() == "there"
     workers = psutil.Process(training.pid).children(recursive=True)
     assert workers
