@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
@@ -88,10 +89,12 @@ def run_script(words: Sequence[str | Path], place: Path, **variables: str) -> su
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs CUDA where there is none, whatever marks were asked for."""
+    """Skip what needs CUDA without CUDA, and start files with the most slow tests first, to balance the workers."""
     for item in items:
         if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs CUDA"))
+    n_slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: (-n_slow[item.path], item.path))
 
 
 ABSENT_WHEN_ISOLATED = {"gpt2small_hf", "accelerate", "datasets", "tiktoken", "matplotlib", "rich"}

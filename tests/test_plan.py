@@ -104,6 +104,7 @@ def planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, l
     return {line.split()[0]: line.split()[1:] for line in facts.splitlines()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -125,6 +126,7 @@ def test_a_text_run_takes_the_planned_steps_and_tokens(words, prepared, tmp_path
     assert said["tokens"][0].rstrip(":").replace(",", "") == str(last["num_input_tokens_seen"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -149,6 +151,7 @@ def test_several_devices_are_planned_with_the_batch_that_they_train_with(chat_pl
         assert int(planned([*words, *more], capsys)["steps"][0]) >= 10
 
 
+@pytest.mark.slow
 def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tmp_path, capsys):
     (recipe := tmp_path / "empty.yaml").write_text("")
     corpus = ["--text", str(tiny_run.root.parents[1] / "corpus.jsonl"), "--init_from", str(tiny_run.root)]
@@ -173,6 +176,7 @@ def test_two_processes_take_the_planned_steps(prepared, tmp_path, capsys):
     assert said["tokens"][0].rstrip(":").replace(",", "") == str(last["num_input_tokens_seen"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "saved", "kept"),
     [
@@ -239,6 +243,7 @@ def test_a_mistake_is_one_line(words, message):
     assert message in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_next_and_mistakes_with_status_two():
     command = ["-m", "gpt2small_hf", "plan"]
     done = run_script([*command, "--tokens", "3_000_000"], REPOSITORY)

@@ -27,7 +27,10 @@ from gpt2small_hf.training.paths import check_packages
 peft = pytest.importorskip("peft")
 
 # PEFT 0.21 reads a property that transformers 5.23 has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning"),
+]
 
 LORA = ("--lora_rank", "4")
 LENGTH = ("--num_train_epochs", "3", "--learning_rate", "0.03", "--save_total_limit", "9", "--max_answers", "2")
@@ -265,7 +268,6 @@ def test_a_run_cut_off_after_its_last_step_is_finished_from_its_checkpoint(made,
     assert_same_log(read_jsonl(cut.metrics), before)  # nothing was trained again
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("made", ["new tokens"], indirect=True)
 def test_a_run_that_early_stopping_ended_keeps_its_best_epoch_also_when_cut_off_after_it(made, tmp_path):
     stopping = ("--early_stopping_patience", "1", "--load_best_model_at_end", "--num_train_epochs", "40")

@@ -41,6 +41,7 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+@pytest.mark.slow
 def test_only_what_the_assistant_says_is_trained(published, tmp_path):
     trainer = sft_trainer(published, tmp_path, assistant_only_loss=True)
     (batch,) = trainer.get_train_dataloader()
@@ -56,6 +57,7 @@ def test_only_what_the_assistant_says_is_trained(published, tmp_path):
     assert last < first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assistant_only", [False, True], ids=["all tokens", "assistant only"])
 def test_packed_conversations_do_not_see_each_other(published, tmp_path, assistant_only):
     alone = sft_trainer(published, tmp_path, assistant_only_loss=assistant_only)

@@ -135,6 +135,7 @@ def test_only_a_marker_that_somebody_types_is_read_otherwise_than_by_train_py(ex
     assert trainer.train_dataset[0]["input_ids"].count(tokenizer.eos_token_id) == 3
 
 
+@pytest.mark.slow
 def test_eight_rows_one_by_one_are_the_step_of_eight_together(example, young, tmp_path):
     rows = example["read"](CHATS)[:80]
     steps = []
@@ -150,6 +151,7 @@ def test_eight_rows_one_by_one_are_the_step_of_eight_together(example, young, tm
     assert steps[0] == pytest.approx(steps[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_kept(example, young, tmp_path):
     """The held-out answers are other ones: the loss on them falls while the template is learned, and then rises."""
     model, tokenizer = example["chat_model"](str(young))

@@ -572,6 +572,7 @@ def test_a_template_that_a_model_cannot_learn_from_is_one_line(template: str, me
         set_template(copy.deepcopy(trained()), template)
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_end_is_one_line():
     code = """
 import sys

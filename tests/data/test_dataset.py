@@ -93,6 +93,7 @@ def test_labels_are_the_inputs_unshifted(folder: Path):
     assert batch["labels"].data_ptr() != batch["input_ids"].data_ptr()
 
 
+@pytest.mark.slow
 def test_worker_processes_serve_the_same_rows(folder: Path):
     rows = TextDataset(folder, "train", 64)
     loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context=processes)

@@ -80,6 +80,7 @@ def check_classes(code_points: range) -> None:
         assert encoder.encode([text])[0].tolist() == ids_by_tokenizers(tokenizer, text)
 
 
+@pytest.mark.slow
 def test_both_engines_agree_on_the_class_of_every_character_of_the_first_two_planes():
     check_classes(range(0x20000))
 
@@ -98,6 +99,7 @@ def test_white_space_is_what_the_pattern_calls_white_space():
         assert bool(NOT_SPACE.fullmatch(character)) != is_space
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unit", "count"), [(" ", 1_000_000), ("\n", 1_000_000), ("a", 300_000), ("^", 300_000)])
 def test_endless_stretches_without_a_break_are_encoded_in_good_time(
     tokenizer: PreTrainedTokenizerFast, encoder: Encoder, unit: str, count: int

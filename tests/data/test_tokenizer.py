@@ -26,6 +26,7 @@ def test_a_trained_tokenizer_is_byte_level_and_of_the_size_asked_for():
     assert Encoder(tokenizer).fast is not None
 
 
+@pytest.mark.slow
 def test_training_twice_gives_the_same_tokenizer():
     one, two = (train_tokenizer(python_docs(), 700).backend_tokenizer.to_str() for _ in range(2))
     assert one == two

@@ -177,6 +177,7 @@ def test_batches_of_another_size_give_the_same_files(text: Path, monkeypatch: py
     assert files_of(one) == files_of(two)
 
 
+@pytest.mark.slow
 def test_a_large_vocabulary_of_another_kind_is_stored_in_four_bytes(text: Path):
     words = {word: n for n, word in enumerate(["<|endoftext|>", "<unk>", *map(str, range(70_000))])}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))

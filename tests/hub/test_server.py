@@ -286,6 +286,7 @@ print(json.dumps([url.repo_type, [(item.item_id, item.note) for item in api.get_
     assert hub.files("you/tiny").keys() == {".gitattributes", "model.bin"}
 
 
+@pytest.mark.slow
 def test_each_token_may_do_what_it_may(hub: HubServer, tmp_path: Path) -> None:
     hub.create("you/secret", private=True)
     hub.create("you/open")
@@ -330,6 +331,7 @@ except ValueError as error:
     assert asked(hub, "/preupload/") == []
 
 
+@pytest.mark.slow
 def test_checksums_agree_until_somebody_edits(hub: HubServer, tmp_path: Path, upload: Path) -> None:
     code = f"""
 found = api.verify_repo_checksums("you/tiny", local_dir={str(upload)!r})

@@ -323,6 +323,7 @@ def test_a_published_folder_of_a_foreign_type_runs_none_of_its_code(tmp_path):
 # ---- round trips ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     layout=st.sampled_from([None, REFERENCE, NANOGPT, TRANSFORMERS]),
     sizes=st.tuples(*[st.integers(1, 3)] * 3),

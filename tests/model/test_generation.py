@@ -197,6 +197,7 @@ def test_a_cache_can_be_cropped_and_repeated(model):
 # Compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 def test_decoding_with_a_static_cache_is_one_graph_compiled_once(model, padded):
     from torch._dynamo.testing import CompileCounter
@@ -515,6 +516,7 @@ def test_half_precision_writes_what_it_scores_highest(model, dtype, cache):
 # Many requests at once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_continuous_batching_gives_each_request_the_greedy_text(model, attention):
     model.set_attn_implementation(attention)

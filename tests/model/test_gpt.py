@@ -98,6 +98,7 @@ def test_the_torch_scheme_is_what_pytorch_draws():
     assert core.model.layers[0].mlp.up_proj.weight.abs().max().item() <= 128**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [{}, {"tie_word_embeddings": True}], ids=str)
 def test_loss_at_init_is_within_two_percent_of_guessing(variant):
     config = tiny_config(

@@ -60,6 +60,7 @@ def test_every_head_has_a_loss_that_falls():
         assert losses[-1] < losses[0] - 0.1, auto
 
 
+@pytest.mark.slow
 def test_accumulating_batches_changes_no_heads_loss(tmp_path):
     generator = torch.Generator().manual_seed(0)
     rows = [

@@ -134,6 +134,7 @@ def test_compiled_training_steps_equal_eager_ones(compiled, tied, padding, backe
     assert_all_close(dict(twin.named_parameters()), dict(model.named_parameters()), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_checkpointed_layers_compile_into_one_graph(compiled):
     model = grown_model()
     inputs = padded_batch("left")
@@ -300,6 +301,7 @@ def test_the_trainer_follows_gpt2_step_by_step(tmp_path):
         assert [line[name] for line in ours] == pytest.approx([line[name] for line in gpt2], abs=1e-5)
 
 
+@pytest.mark.slow
 def test_the_trainer_learns_the_same_without_logits(tmp_path, chunked):
     model = grown_model()
     twin = copy.deepcopy(model)
@@ -373,6 +375,7 @@ def test_the_gradient_of_a_tied_weight_is_the_sum_of_both_its_uses():
     assert_all_close(gradients, its_gradients, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tied_weights_stay_one_through_training_saving_and_loading(tmp_path):
     model = grown_model(tie_word_embeddings=True)
     before = model.lm_head.weight.detach().clone()
@@ -593,6 +596,7 @@ def test_a_loss_without_logits_goes_with_gradient_checkpointing(chunked, reentra
     assert_all_close(its_gradients, gradients, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_skipping_logits_still_compiles_into_one_graph(compiled):
     model = grown_model()
     inputs = padded_batch("left")

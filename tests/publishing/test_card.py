@@ -1039,6 +1039,7 @@ def test_training_time_is_that_of_the_steps_of_all_sittings():
     assert training_seconds([{"step": 5, "loss": 1.0}]) is None
 
 
+@pytest.mark.slow
 def test_of_a_resumed_run_the_steps_of_both_sittings_count_once(tiny_run, tmp_path):
     root = tmp_path / "runs" / "short"
     shutil.copytree(tiny_run.root, root)

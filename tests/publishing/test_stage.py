@@ -262,6 +262,7 @@ def test_code_that_a_file_imports_comes_along_wherever_it_imports_it(bare):
     assert set(list_files(staged(bare, allow_modified_code=True))) == MODEL | CODE_FILES | {"near.py", "far.py"}
 
 
+@pytest.mark.slow
 def test_modified_code_is_refused_unless_the_run_recorded_it_or_the_flag_allows_it(run):
     assert read_json(run.resolved)["made_by"]["model_code"]["gpt.py"] == sha256(CODE / "gpt.py")
     with (run.model / "gpt.py").open("a") as file:

@@ -217,6 +217,7 @@ def test_ctrl_c_ends_the_stranger_too(one_that):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_a_stranger_that_dies_is_told_from_one_that_finds_fault(one_that):
     with pytest.raises(CheckError, match=r"died at: AutoConfig \(signal 9; is there enough memory\?\)"):
         one_that("os.kill(os.getpid(), 9)")

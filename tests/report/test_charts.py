@@ -81,6 +81,7 @@ def test_all_pictures_of_a_real_run_are_drawn(tiny_run, tmp_path):
         assert (int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:], "big")) == (960, 540)
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_pictures_and_others_others(tmp_path):
     name = "run"  # it is the title
     one, same, other = (

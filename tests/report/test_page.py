@@ -181,6 +181,7 @@ def test_runs_measured_on_other_rows_are_not_compared(run, tmp_path):
     assert header[3:6] == ["steps", "tokens", "tokens/s"]
 
 
+@pytest.mark.slow
 def test_several_runs_are_shown_beside_each_other_and_one_is_not(run, tmp_path, capsys):
     main([str(run.root)])
     assert "bits/byte  steps" not in capsys.readouterr().out
@@ -210,6 +211,7 @@ def test_help_says_what_is_written(capsys):
     assert "Write report.md into each run folder" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_report_is_the_same_when_it_is_made_again(run):
     main([str(run.root)])
     first = {path.name: path.read_bytes() for path in [run.report, *run.chart("loss").parent.iterdir()]}

@@ -126,6 +126,7 @@ def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
     assert read_jsonl(path) == rows
 
 
+@pytest.mark.slow
 def test_who_has_read_enough_ends_a_command_quietly():
     code = (
         "import sys\nfrom gpt2small_hf.errors import run_command\n"
@@ -142,6 +143,7 @@ def kill_while(code: str) -> None:
     assert done.returncode == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_write_are_removed_by_the_next(tmp_path):
     path, other = tmp_path / "model", tmp_path / ".model.elsewhere-1.tmp"
     other.touch()
@@ -157,6 +159,7 @@ with files.atomic_write(files.Path({str(path)!r})) as temporary:
     assert {*tmp_path.rglob("*")} == {path, other}  # another machine's process may be at work
 
 
+@pytest.mark.slow
 def test_folder_killed_while_it_is_replaced_is_there_again_after_the_next_write_failed(tmp_path):
     path = tmp_path / "model"
     path.mkdir()

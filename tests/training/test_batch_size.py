@@ -26,6 +26,7 @@ def model_of(width, context=32):
     return GPT2SmallForCausalLM(GPT2SmallConfig(max_position_embeddings=context, **sizes, **ids))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "micro_batches"), [(2, 6), (12, 1), (1, 7)])
 def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(tmp_path, rows, micro_batches):
     args, model = arguments(tmp_path, rows, micro_batches), model_of(16)
@@ -40,6 +41,7 @@ def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(
     assert all(torch.equal(a, b) and a.grad is None for a, b in zip(model.parameters(), before[1], strict=True))
 
 
+@pytest.mark.slow
 def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
     # The allocator of a machine without room: 2^40 bytes are more than any here has.
     args, model = arguments(tmp_path, 8, 1), model_of(16)
@@ -69,6 +71,7 @@ def test_on_a_cpu_memory_is_foreseen():
     assert not _will_fit(grown, 1 << 20)
 
 
+@pytest.mark.slow
 def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "found"), "--find_batch_size", "--gradient_accumulation_steps", "2"]
@@ -103,6 +106,7 @@ def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(t
 # ---- no more memory while a run trains ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "kept"), [(0, "none was saved"), (11, "checkpoint-10")])
 def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_path, monkeypatch, step, kept):
     """At step 0 it is a check before training that asks for too much."""

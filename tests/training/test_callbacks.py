@@ -53,6 +53,7 @@ def test_samples_are_evenly_spaced():
     assert steps_with_samples("steps", 2500, 500) == [500, 1000, 1500, 2000, 2500]
 
 
+@pytest.mark.slow
 def test_short_run_is_sampled_at_its_start_and_end(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--save_steps", "1", "--eval_strategy", "no"]
@@ -61,6 +62,7 @@ def test_short_run_is_sampled_at_its_start_and_end(tmp_path, monkeypatch):
     assert [row["step"] for row in read_jsonl(run.samples)] == [0, 20]
 
 
+@pytest.mark.slow
 def test_charts_are_drawn_once_in_a_short_run(tmp_path, monkeypatch):
     """At the end, and not at each of twenty checkpoints."""
     monkeypatch.chdir(tmp_path)

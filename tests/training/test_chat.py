@@ -211,6 +211,7 @@ def test_dropout_may_be_another(place):
     assert {module.p for name, module in model.named_modules() if name.endswith("resid_dropout")} == {0.25}
 
 
+@pytest.mark.slow
 def test_text_is_learned_on_too(place, tmp_path):
     """Continued pre-training: with the tokenizer of the model that it begins with."""
     text = tmp_path / "more.jsonl"
@@ -229,6 +230,7 @@ def test_text_is_learned_on_too(place, tmp_path):
 # ---- how a run goes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
     packed, padded = (
         run_train(chat_words(place, tmp_path / packing, "--packing", packing, "--max_steps", "1", "--max_answers", "1"))
@@ -326,6 +328,7 @@ def test_what_is_set_by_hand_is_kept(place, tmp_path, more, found):
     assert (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end) == found
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_recorded_and_found_again(place, tmp_path, capsys):
     args = of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--max_answers", "1")
     run = train(args)
@@ -377,6 +380,7 @@ def test_few_steps_and_few_held_out_chats_are_noted(place, tmp_path, capsys):
 ALL = ("--validation_fraction", "0", "--eval_strategy", "no")
 
 
+@pytest.mark.slow
 def test_a_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
     words = chat_words(place, tmp_path / "all", *ALL, "--max_steps", "4")
     run = run_train(words)
@@ -402,6 +406,7 @@ def test_a_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
     assert all(torch.equal(kept[name], tensor) for name, tensor in weights(run).items())
 
 
+@pytest.mark.slow
 def test_one_chat_can_be_trained_on(place, tmp_path):
     (tmp_path / "one.jsonl").write_text(json.dumps(chats()[0]) + "\n", encoding="utf-8")
     more = (*ALL, "--chat_data", str(tmp_path / "one.jsonl"), "--num_train_epochs", "2")
@@ -479,6 +484,7 @@ def test_a_loss_rises_when_it_was_not_the_lowest_so_often(found, patience, stops
     assert rising([{"eval_loss": loss} for loss in found] + [{"loss": 0.1}], patience) is stops
 
 
+@pytest.mark.slow
 def test_padding_is_not_counted_among_the_tokens(place, tmp_path):
     run = run_train(chat_words(place, tmp_path / "run", "--packing", "padding", "--max_answers", "1"))
     seen = [row["num_input_tokens_seen"] for row in read_jsonl(run.metrics) if "num_input_tokens_seen" in row]
@@ -511,6 +517,7 @@ def test_training_stops_when_the_held_out_loss_rises_and_keeps_the_best_epoch(st
     assert read_json(stopped_run.heldout)["after"]["loss"] == pytest.approx(min(measured), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_that_was_cut_off_keeps_the_same_epoch(stopped_run, place, tmp_path, capsys):
     kept, cut = weights(stopped_run), RunFolder(tmp_path / "cut")
     shutil.copytree(stopped_run.root, cut.root)
@@ -627,6 +634,7 @@ def test_bad_chats_are_refused_before_the_model_loads(place, tmp_path, row, says
     assert "does not mark what the assistant says" in refused(place, "--init_from", str(base), "--template", template)
 
 
+@pytest.mark.slow
 def test_another_template_other_chats_and_another_base_are_other_settings(chat_run, place, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(chat_run.root, cut)

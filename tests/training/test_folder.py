@@ -46,6 +46,7 @@ def weights(folder: RunFolder | Path) -> str:
 # ---- several processes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_launch_of_ranks_that_are_not_connected_is_refused_once(tmp_path):
     words = [word for word in tiny_words(tmp_path, tmp_path / "run") if word != "--use_cpu"]
     command = [sys.executable, str(REPOSITORY / "train.py"), *words]

@@ -47,6 +47,7 @@ def symptoms(place):
 # ---- those who are well -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["cosine_with_min_lr", "constant"])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_short_and_noisy_trainings_have_no_symptom(tmp_path, capsys, batch, schedule):
@@ -90,6 +91,7 @@ def test_one_batch_of_garbage_labels_is_a_spike(tmp_path, capsys):
     assert line.endswith(row["says"])
 
 
+@pytest.mark.slow
 def test_a_spike_inside_an_interval_is_seen_too(tmp_path):
     trainer = make(tmp_path, max_steps=100, logging_steps=4)
     head = trainer.model.lm_head
@@ -98,12 +100,14 @@ def test_a_spike_inside_an_interval_is_seen_too(tmp_path):
     assert symptoms(tmp_path) == [("loss spike", 88)]
 
 
+@pytest.mark.slow
 def test_a_rate_too_low_to_learn_is_a_plateau(tmp_path, capsys):
     make(tmp_path, learning_rate=1e-7, max_steps=80).train()
     assert [name for name, _ in symptoms(tmp_path)] == ["plateau"]
     assert "try a --learning_rate three times lower and one three times higher" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_labels_that_follow_from_nothing_are_a_plateau(tmp_path):
     torch.manual_seed(0)
     fresh = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (960, 16))]
@@ -111,6 +115,7 @@ def test_labels_that_follow_from_nothing_are_a_plateau(tmp_path):
     assert [name for name, _ in symptoms(tmp_path)] == ["plateau"]
 
 
+@pytest.mark.slow
 def test_ten_rows_learned_by_heart_are_overfitting(tmp_path, capsys):
     trainer = make(tmp_path, LOTTERY[:10], LOTTERY[10:], eval_strategy="steps", eval_steps=10, max_steps=120)
     trainer.train()
@@ -131,6 +136,7 @@ def optimizer_with(share):
     return pair
 
 
+@pytest.mark.slow
 def test_a_rate_that_never_ramps_is_named_well_after_the_warm_up(tmp_path, capsys):
     # Counted as if 100 micro-batches made a step.
     make(tmp_path, optimizers=optimizer_with(lambda step: min(1.0, step / 500)), warmup_steps=5).train()
@@ -138,6 +144,7 @@ def test_a_rate_that_never_ramps_is_named_well_after_the_warm_up(tmp_path, capsy
     assert "never above half of its peak of 1.0e-02, though warm-up was to take 5 steps" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rate_of_zero_is_named(tmp_path):
     make(tmp_path, learning_rate=0.0).train()
     assert ("learning rate", 7) in symptoms(tmp_path)
@@ -169,6 +176,7 @@ def test_waiting_for_rows_is_named(tmp_path, capsys):
 # ---- once a run ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_resumed_run_says_nothing_twice(tmp_path, capsys):
     settings = {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 60}
     settings |= {"save_total_limit": None, "learning_rate": 2e-2}
@@ -187,6 +195,7 @@ def test_a_resumed_run_says_nothing_twice(tmp_path, capsys):
     assert [name for name, _ in symptoms(tmp_path)] == ["overfitting"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_forgets_what_was_said_after_its_checkpoint(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 40, "max_steps": 60}
     trainer = make(tmp_path, **settings)

@@ -269,6 +269,7 @@ def test_the_trainer_steps_as_one_does_by_hand_with_schedule_and_clipping(tmp_pa
     assert [row["learning_rate"] for row in rows] == [1e-2 * share(step) for step in range(6)]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_half_is_the_run_that_was_not_interrupted(tmp_path):
     settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6, "gradient_accumulation_steps": 2}
     settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"decay_share": 0.7}}

@@ -276,6 +276,7 @@ def test_what_is_bad_on_one_rank_or_in_one_shard_is_skipped_by_all(pair, folder,
         assert (weight == other["weights"][name]).all(), name
 
 
+@pytest.mark.slow
 def test_in_bfloat16_bad_steps_are_skipped_as_in_float32(folder, tmp_path):
     result = train_with_bad_steps(folder, tmp_path, "alone", bf16=True)
     assert_skipped(result, {step: bad for step, (bad, ranks) in BAD.items() if 0 in ranks})
@@ -300,6 +301,7 @@ def test_no_rank_saves_weights_that_are_not_finite_in_one_shard(pair, folder, ki
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_under_float16_bad_steps_are_skipped_and_only_what_is_not_finite_lowers_the_scale(
     device, folder, tmp_path, monkeypatch

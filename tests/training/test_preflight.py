@@ -175,6 +175,7 @@ class RandomRows(TextDataset):
         return super().__getitem__(row) | {"labels": super().__getitem__(row)["input_ids"]}
 
 
+@pytest.mark.slow
 def test_twenty_steps_after_it_are_those_without_it_to_the_bit(folder, tmp_path):
     trained = []
     for first in (True, False):

@@ -283,6 +283,7 @@ def test_best_checkpoint_is_found_after_the_run_was_moved(moved):
     assert {path.name for path in copy.checkpoints.iterdir()} == {"checkpoint-4", "checkpoint-20"}
 
 
+@pytest.mark.slow
 def test_missing_best_checkpoint_is_an_error_that_loses_no_checkpoint(moved, capsys):
     copy, _, words = moved
     shutil.rmtree(copy.checkpoints / "checkpoint-4")
@@ -297,6 +298,7 @@ def test_missing_best_checkpoint_is_an_error_that_loses_no_checkpoint(moved, cap
     assert sha256(copy.model / "model.safetensors") == sha256(newest / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_chosen_among_later_ones_if_the_former_best_is_missing(moved):
     copy, _, words = moved
     shutil.rmtree(copy.checkpoints / "checkpoint-4")
@@ -341,6 +343,7 @@ def test_longer_run_is_begun_from_what_is_there(tiny_run, tmp_path, monkeypatch)
         copy.heldout.unlink(missing_ok=True)
 
 
+@pytest.mark.slow
 def test_signal_says_when_weights_alone_were_saved(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     signal_at(7, monkeypatch)
@@ -409,6 +412,7 @@ def test_resuming_skips_damaged_checkpoints(tmp_path, monkeypatch, capsys):
         assert is_complete(path.parent)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
@@ -507,6 +511,7 @@ def test_resume_refuses_another_number_of_processes(tiny_run, tmp_path, monkeypa
         run_train(tiny_words(tmp_path, copy.root))
 
 
+@pytest.mark.slow
 def test_smaller_parts_of_a_step_give_the_same_weights_up_to_rounding(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = take_back(tiny_run, tmp_path / "run")
@@ -518,6 +523,7 @@ def test_smaller_parts_of_a_step_give_the_same_weights_up_to_rounding(tiny_run, 
         torch.testing.assert_close(weight, theirs[name], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_is_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     first = run_train(tiny_words(tmp_path, tmp_path / "run"))
@@ -530,6 +536,7 @@ def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_
     assert sha256(other.model / "model.safetensors") == sha256(first.model / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
@@ -545,6 +552,7 @@ def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch
 WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--save_total_limit", "9"]
 
 
+@pytest.mark.slow
 def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trunk = run_train([*tiny_words(tmp_path, tmp_path / "trunk"), *WSD, "--logging_steps", "1", "--save_steps", "4"])

@@ -66,6 +66,7 @@ def test_training_lowers_the_held_out_loss_and_the_file_says_on_which_rows(tiny_
     )
 
 
+@pytest.mark.slow
 def test_a_tied_head_with_torchs_weights_trains_only_when_asked_to(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tied = ["--tie_word_embeddings", "--init_scheme", "torch", "--spike_factor", "inf"]
@@ -161,6 +162,7 @@ print(json.dumps(pipe({prompt!r}, do_sample=False)[0]["generated_text"]))
     assert json.loads(printed) == ours
 
 
+@pytest.mark.slow
 def test_two_runs_with_one_seed_are_equal_to_the_bit_and_another_seed_differs(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     again = run_train(tiny_words(tmp_path, tmp_path / "again"))
@@ -181,6 +183,7 @@ def test_a_finished_run_is_never_lost(tiny_run, tmp_path, monkeypatch):
     assert sha256(tiny_run.model / "model.safetensors") == before
 
 
+@pytest.mark.slow
 def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "2", "--eval_strategy", "no"]
@@ -220,6 +223,7 @@ def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, word
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "3"]
     done = run_script([REPOSITORY / "train.py", *words], tmp_path)
@@ -235,6 +239,7 @@ def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     assert report.stdout.splitlines()[-1].startswith("next: python ")
 
 
+@pytest.mark.slow
 def test_preflight_shows_all_it_looked_at_and_touches_no_run(tmp_path, monkeypatch, capsys, tiny_run):
     monkeypatch.chdir(tmp_path)
     files = {path: sha256(path) for path in tiny_run.root.rglob("*") if path.is_file()}
@@ -280,6 +285,7 @@ def test_real_books_train_well_below_the_unigram_loss_and_twice_to_the_same_weig
     assert hashes[0] == hashes[1]
 
 
+@pytest.mark.slow
 def test_the_run_that_is_overwritten_stays_until_the_new_one_is_finished(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
@@ -344,6 +350,7 @@ def test_a_changed_shape_leaves_the_other_weights_as_they_were_drawn(change, sch
     assert models[1].lm_head.weight is models[1].model.embed_tokens.weight or "tie_word_embeddings" not in change
 
 
+@pytest.mark.slow
 def test_each_seed_decides_its_own(tmp_path, monkeypatch):
     """Initial weights, dropout and the order of rows; the words of the other two are left as they are."""
     monkeypatch.chdir(tmp_path)
@@ -377,6 +384,7 @@ def test_weight_decay_shrinks_what_it_is_told_to(decay, decayed, tmp_path):
     assert (min(p.ndim for p in shrunk) == 1) == (decay == "all")
 
 
+@pytest.mark.slow
 def test_a_run_may_train_on_all_of_its_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "all"), "--validation_fraction", "0", "--max_steps", "10"]
