@@ -83,18 +83,18 @@ def parse() -> argparse.Namespace:
 
 def read(path: Path) -> list[dict[str, list[dict[str, str]]]]:
     """Read the conversations of a file, one per line."""
-    from gpt2small_hf.data.conversations import SHAPES, check
+    from gpt2small_hf.data.chat.formats import CHAT_FORMATS, validate_messages
 
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
             where = f"{path}, line {number}"
             try:
-                rows.append({"messages": SHAPES["messages"].read(json.loads(line), where)})
+                rows.append({"messages": CHAT_FORMATS["messages"].read(json.loads(line), where)})
             except (KeyError, TypeError, ValueError):  # ValueError: not JSON, or not UTF-8
                 form = '{"messages": [{"role": "user", "content": "text"}, ...]}'
                 raise ValueError(f"{where}, is not {form} in UTF-8.") from None
-            check(rows[-1]["messages"], where)
+            validate_messages(rows[-1]["messages"], where)
     return rows
 
 
@@ -103,7 +103,7 @@ def chat_model(name: str) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from gpt2small_hf.data.chat import set_template
+    from gpt2small_hf.data.chat.template_checks import set_template
 
     # trust_remote_code: runs the four short Python files that are stored with the weights.
     tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)

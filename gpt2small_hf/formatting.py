@@ -29,3 +29,8 @@ def byte_size(n_bytes: float) -> str:
         if n_bytes >= size:
             return f"{n_bytes / size:,.1f} {unit}"
     return f"{n_bytes / 2**20:.1f} MiB"
+
+
+def counted(n: int, word: str) -> str:
+    """A number of things: 1 row, 2 rows."""
+    return f"{n:,} {word}" if n == 1 else f"{n:,} {word}s"

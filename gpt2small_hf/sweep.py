@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from gpt2small_hf.config.recipe import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.config.resolve import ALTERNATIVES, check_sizes, parse_arguments
-from gpt2small_hf.data.meta import read_meta
+from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command

@@ -11,8 +11,8 @@ from conftest import CORPUS, REPOSITORY, chat_words, run_script, run_train, tiny
 from gpt2small_hf.commands.plan import main
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.config.parser import without_flags
-from gpt2small_hf.data.dataset import TextDataset
-from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.data.corpus.prepare import prepare
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder

@@ -1,4 +1,4 @@
-"""`convert`: a model folder of one form → one of another, by `convert.py`."""
+"""`convert`: a model folder of one form → one of another, by `conversion/convert.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if none lies beside SRC.")
     parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
     (args,) = parser.fill(words)
-    from gpt2small_hf.convert import check_destination, convert, locate, next_command
+    from gpt2small_hf.conversion.convert import check_destination, convert, locate, next_command
 
     check_destination(args.DST, locate(args.SRC), overwrite=args.overwrite)
     check_writable("DST", args.DST)

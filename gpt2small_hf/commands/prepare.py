@@ -1,4 +1,4 @@
-"""`prepare`: text → a folder of token files, by `data/tokens.py`."""
+"""`prepare`: text → a folder of token files, by `data/corpus/prepare.py`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def main(words: list[str]) -> None:
     parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
     parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
     args, where = parser.fill(words)
-    from gpt2small_hf.data.sources import find_files
+    from gpt2small_hf.data.corpus.sources import find_files
 
     if not args.trains_tokenizer:
         check_named("--tokenizer", args.tokenizer)
@@ -30,8 +30,8 @@ def main(words: list[str]) -> None:
     place = where.output_dir or Path("data")
     if not place.is_dir():  # a set that is there may only be read
         check_writable("--output_dir", place)
-    from gpt2small_hf.data.meta import read_meta
-    from gpt2small_hf.data.tokens import prepare
+    from gpt2small_hf.data.corpus.metadata import read_meta
+    from gpt2small_hf.data.corpus.prepare import prepare
 
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
     train = ("train", "--data_dir", str(folder), "--output_dir", str(Path("runs", folder.name)))

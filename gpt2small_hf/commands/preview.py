@@ -1,4 +1,4 @@
-"""`preview`: chats or a prepared folder → the rows of a run, by `data/preview.py`."""
+"""`preview`: chats or a prepared folder → the rows of a run, by `data/preview/command.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("--ids", action="store_true", help="Show the ids of the tokens.")
     args, chat, others = parser.fill(_apart(words))
-    from gpt2small_hf.data.conversations import find_places
+    from gpt2small_hf.data.chat.files import find_places
 
     if not any(DataFolder(Path(name).expanduser()).exists for name in others.DATA):
         for name in others.DATA:
@@ -39,7 +39,7 @@ def main(words: list[str]) -> None:
     check_named("--tokenizer", args.tokenizer)
     if args.html is not None:
         check_writable("--html", args.html.parent)
-    from gpt2small_hf.data.preview import preview
+    from gpt2small_hf.data.preview.command import preview
 
     preview(others.DATA, args, chat, ids=others.ids)
 

@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat import BATCH, Encoded, encode
-from gpt2small_hf.data.conversations import Conversation, Message, counted
+from gpt2small_hf.data.chat.conversations import Conversation
+from gpt2small_hf.data.chat.encoding import BATCH, Encoded, encode
+from gpt2small_hf.data.chat.formats import Message
 from gpt2small_hf.data.packing import pack_unsplit
-from gpt2small_hf.data.rows import IGNORED, RowDataset
+from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
 from gpt2small_hf.invocation import command
 
 

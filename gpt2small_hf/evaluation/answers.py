@@ -10,8 +10,9 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat import encode
-from gpt2small_hf.data.conversations import Conversation, Message
+from gpt2small_hf.data.chat.conversations import Conversation
+from gpt2small_hf.data.chat.encoding import encode
+from gpt2small_hf.data.chat.formats import Message
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 
 MOST_NEW_TOKENS = 128

@@ -16,7 +16,7 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from gpt2small_hf.data.chat import encode
+from gpt2small_hf.data.chat.encoding import encode
 
 
 def complete(

@@ -14,8 +14,8 @@ from rich.progress import track
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from gpt2small_hf.data.dataset import TextDataset, stream_blocks
-from gpt2small_hf.data.rows import IGNORED, RowDataset
+from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
+from gpt2small_hf.data.text_dataset import TextDataset, stream_blocks
 from gpt2small_hf.runs.records import Measures
 
 # Baselines read at most so much of the training text: enough for frequencies, and a minute's work.

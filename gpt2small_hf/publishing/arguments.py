@@ -12,8 +12,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from gpt2small_hf.config.parser import FlagParser
-from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import CommandError, UsageError
+from gpt2small_hf.formatting import counted
 from gpt2small_hf.invocation import command
 
 # The Hub's identifiers, without those of other people's models.

@@ -23,9 +23,8 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
-from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import number, perplexity
+from gpt2small_hf.formatting import counted, number, perplexity
 from gpt2small_hf.publishing.facts import Publication, facts
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded

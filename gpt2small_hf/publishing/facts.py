@@ -16,9 +16,8 @@ from safetensors import safe_open
 
 from gpt2small_hf.config.recipe import BASELINE
 from gpt2small_hf.config.run import PROMPT
-from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.formatting import duration
+from gpt2small_hf.formatting import counted, duration
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files

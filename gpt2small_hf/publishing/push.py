@@ -74,8 +74,8 @@ def publish(args: Namespace) -> dict[str, Any]:
 
 def check_and_publish(args: Namespace) -> dict[str, Any]:
     """Find the model, check what it would be published with, and publish it. Returns and raises: as `publish`."""
-    from gpt2small_hf.data.conversations import counted
     from gpt2small_hf.errors import UsageError
+    from gpt2small_hf.formatting import counted
     from gpt2small_hf.publishing.facts import MOST_SAMPLES, held_out_answers, linked_repositories, worse
     from gpt2small_hf.publishing.privacy import chat_questions
     from gpt2small_hf.publishing.secret_scan import check_flag_value

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.convert import convert, origin_of
+from gpt2small_hf.conversion.convert import convert, origin_of
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json

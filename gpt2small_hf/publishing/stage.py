@@ -15,7 +15,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.convert import convert
+from gpt2small_hf.conversion.convert import convert
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.checks import (
     CODE,

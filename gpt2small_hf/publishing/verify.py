@@ -450,7 +450,7 @@ def tolerance(dtype: str, largest: float, *, native: bool) -> float:
     """
     import torch
 
-    from gpt2small_hf.convert import TOLERANCE
+    from gpt2small_hf.conversion.convert import TOLERANCE
 
     if dtype == "float32":
         return TOLERANCE * max(1.0, largest) if native else 0.0

@@ -20,16 +20,17 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.config.parser import as_flags
 from gpt2small_hf.config.resolve import NOTHING_TO_MEASURE, OF_A_BASE, Arguments, check_sizes, row_length
-from gpt2small_hf.data.chat import set_template, stop_tokens
+from gpt2small_hf.data.chat.conversations import Conversations, describe_source, read_conversations
+from gpt2small_hf.data.chat.template_checks import set_template, stop_tokens
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversations, counted, describe_source, read_conversations
-from gpt2small_hf.data.dataset import TextDataset
-from gpt2small_hf.data.meta import read_meta
+from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.packing import pack_unsplit
-from gpt2small_hf.data.rows import RowDataset
+from gpt2small_hf.data.row_dataset import RowDataset
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import init_weights

@@ -8,9 +8,9 @@ from pathlib import Path
 from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import Arguments
 from gpt2small_hf.config.trainer import OPTIMIZERS, REPORTERS
-from gpt2small_hf.data.conversations import find_places
-from gpt2small_hf.data.meta import read_meta
-from gpt2small_hf.data.sources import find_files
+from gpt2small_hf.data.chat.files import find_places
+from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.corpus.sources import find_files
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import counted
-from gpt2small_hf.data.dataset import TextDataset
-from gpt2small_hf.data.rows import RowDataset
+from gpt2small_hf.data.row_dataset import RowDataset
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.completions import encode_prompts
 from gpt2small_hf.evaluation.heldout import seen_in_training
-from gpt2small_hf.formatting import byte_size
+from gpt2small_hf.formatting import byte_size, counted
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
 from gpt2small_hf.training import budget

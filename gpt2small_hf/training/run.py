@@ -28,9 +28,9 @@ from gpt2small_hf.config.recipe import recipe_text
 from gpt2small_hf.config.resolve import ALTERNATIVES, Arguments
 from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.dataset import TextDataset
-from gpt2small_hf.data.rows import RowDataset
-from gpt2small_hf.data.show import as_text
+from gpt2small_hf.data.preview.render import as_text
+from gpt2small_hf.data.row_dataset import RowDataset
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
 from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
 from gpt2small_hf.evaluation.completions import complete

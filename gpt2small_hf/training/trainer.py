@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import unwrap_peft_model
 
 from gpt2small_hf.config.trainer import MUON
-from gpt2small_hf.data.rows import PaddedLength, RowDataset
+from gpt2small_hf.data.row_dataset import PaddedLength, RowDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.checkpointing import ResumableTrainer
 from gpt2small_hf.training.gradient_guard import GradientGuard

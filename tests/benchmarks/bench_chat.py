@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat import set_template
+from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
+from gpt2small_hf.data.chat.template_checks import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation, read_conversations
 from gpt2small_hf.data.tokenizer import train_tokenizer
 
 CHATS = Path(__file__).resolve().parents[2] / "examples" / "data" / "chats.jsonl"

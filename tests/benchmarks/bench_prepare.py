@@ -25,10 +25,10 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.config.data import PrepareArguments
-from gpt2small_hf.data.meta import read_meta
-from gpt2small_hf.data.sources import open_python_docs
+from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.corpus.prepare import prepare
+from gpt2small_hf.data.corpus.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.data.tokens import prepare
 
 SHARED_DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 MEMORY_MEGABYTES = (10, 200)

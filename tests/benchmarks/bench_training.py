@@ -29,8 +29,8 @@ from transformers.utils import logging
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
-from gpt2small_hf.data.dataset import TextDataset, collate
-from gpt2small_hf.data.tokens import prepare
+from gpt2small_hf.data.corpus.prepare import prepare
+from gpt2small_hf.data.text_dataset import TextDataset, collate
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal

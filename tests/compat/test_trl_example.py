@@ -16,8 +16,8 @@ from conftest import REPOSITORY, tiny_config
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.data.chat.conversations import Conversation
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.training.inputs import build_run_inputs
 

@@ -9,9 +9,11 @@ from conftest import SHARED_DATA, needs_shared_data, tiny_config
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.data.chat import TEMPLATES, set_template
+from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
+from gpt2small_hf.data.chat.formats import Message
+from gpt2small_hf.data.chat.template_checks import set_template
+from gpt2small_hf.data.chat.templates import TEMPLATES
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
 from gpt2small_hf.data.tokenizer import load_tokenizer
 
 trl = pytest.importorskip("trl")

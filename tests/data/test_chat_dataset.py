@@ -18,10 +18,12 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.data import CHAT_PACKINGS, LOSS_ON, OVERLONG
-from gpt2small_hf.data.chat import encode, set_template
+from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
+from gpt2small_hf.data.chat.encoding import encode
+from gpt2small_hf.data.chat.formats import Message
+from gpt2small_hf.data.chat.template_checks import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation, Message, read_conversations
-from gpt2small_hf.data.rows import PaddedLength
+from gpt2small_hf.data.row_dataset import PaddedLength
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 

@@ -8,8 +8,8 @@ from conftest import SHARED_DATA, needs_shared_data
 from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from gpt2small_hf.data.encoding import Encoder
-from gpt2small_hf.data.sources import open_python_docs
+from gpt2small_hf.data.corpus.encoder import Encoder
+from gpt2small_hf.data.corpus.sources import open_python_docs
 from gpt2small_hf.data.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
 

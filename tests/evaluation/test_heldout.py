@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.data.chat.conversations import Conversation
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation
-from gpt2small_hf.data.dataset import TextDataset
-from gpt2small_hf.data.encoding import byte_alphabet, token_bytes
+from gpt2small_hf.data.corpus.encoder import byte_alphabet, token_bytes
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.evaluation.heldout import (
     heldout_losses,
     measures,

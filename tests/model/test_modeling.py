@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import StaticCache
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.model.conversion import as_gpt2
+from gpt2small_hf.conversion.readers import as_gpt2
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

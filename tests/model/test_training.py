@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.model.conversion import as_gpt2
+from gpt2small_hf.conversion.readers import as_gpt2
 from gpt2small_hf.model.gpt import ROWS_AT_A_TIME, init_std
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]

@@ -12,15 +12,14 @@ from typing import Any
 
 import pytest
 from conftest import REPOSITORY, chat_words, chats, run_train, tiny_words
+from conversion import test_conversion
+from conversion.test_conversion import write_reference
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
-from model import test_conversion
-from model.test_conversion import write_reference
 from safetensors.torch import load_file
 
-from gpt2small_hf.data.conversations import counted
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import duration
+from gpt2small_hf.formatting import counted, duration
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing.card import TEMPLATE, check_card, content_hash, is_unedited, page, render, without_code
 from gpt2small_hf.publishing.checks import check_sizes

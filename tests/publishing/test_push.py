@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY
+from conversion import test_conversion
+from conversion.test_conversion import write_reference
 from hub import OTHER_TOKEN, READ_TOKEN, TOKEN, HubServer
 from huggingface_hub import constants
-from model import test_conversion
-from model.test_conversion import write_reference
 from safetensors.torch import load_file, save_file
 
 from gpt2small_hf import GPT2SmallForCausalLM

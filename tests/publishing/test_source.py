@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from conftest import run_train, tiny_words
-from model import test_conversion
-from model.test_conversion import write_reference
+from conversion import test_conversion
+from conversion.test_conversion import write_reference
 from transformers import AutoTokenizer
 
-from gpt2small_hf.convert import convert
+from gpt2small_hf.conversion.convert import convert
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.publishing.source import checkpoints, find_source

@@ -23,9 +23,9 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.convert import convert
+from gpt2small_hf.conversion.convert import convert
+from gpt2small_hf.conversion.readers import as_gpt2
 from gpt2small_hf.data.tokenizer import train_tokenizer
-from gpt2small_hf.model.conversion import as_gpt2
 from gpt2small_hf.publishing import verify
 from gpt2small_hf.publishing.isolated_load import STEPS, NotSoError, Request, Visit
 from gpt2small_hf.publishing.verify import (

@@ -277,9 +277,9 @@ sys.exit(run_command(lambda: run_train({words!r})))
 @pytest.mark.parametrize(
     ("where", "status"),
     [
-        ("gpt2small_hf.data.tokens.resume_or_start", 2),
-        ("gpt2small_hf.data.tokens.train_tokenizer", 2),  # tokenizers raises no OSError
-        ("gpt2small_hf.data.tokens.SplitWriter", 2),
+        ("gpt2small_hf.data.corpus.prepare.resume_or_start", 2),
+        ("gpt2small_hf.data.corpus.prepare.train_tokenizer", 2),  # tokenizers raises no OSError
+        ("gpt2small_hf.data.corpus.prepare.SplitWriter", 2),
         ("gpt2small_hf.training.run.begin_folder", 2),
         ("gpt2small_hf.training.callbacks.complete", 3),  # the first sample
         ("gpt2small_hf.training.trainer.not_finite", 3),  # the checkpoint

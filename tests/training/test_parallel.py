@@ -26,12 +26,12 @@ from transformers import TrainerCallback, TrainingArguments
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
-from gpt2small_hf.data.chat import set_template
+from gpt2small_hf.data.chat.conversations import Conversation
+from gpt2small_hf.data.chat.template_checks import set_template
 from gpt2small_hf.data.chat_dataset import ChatDataset
-from gpt2small_hf.data.conversations import Conversation
-from gpt2small_hf.data.dataset import TextDataset
+from gpt2small_hf.data.corpus.prepare import prepare
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.data.tokenizer import train_tokenizer
-from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.runs.files import read_json, read_jsonl

@@ -15,9 +15,9 @@ from torch import nn
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
-from gpt2small_hf.data.dataset import TextDataset, collate
+from gpt2small_hf.data.corpus.prepare import prepare
+from gpt2small_hf.data.text_dataset import TextDataset, collate
 from gpt2small_hf.data.tokenizer import load_tokenizer
-from gpt2small_hf.data.tokens import prepare
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.training.preflight import Check, preflight, show

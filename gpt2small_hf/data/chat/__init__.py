@@ -1,0 +1,1 @@
+"""Conversations from files and data sets to token ids and loss masks."""

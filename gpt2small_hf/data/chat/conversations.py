@@ -1,0 +1,142 @@
+"""Chats that the user names → conversations for training and validation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpt2small_hf.data.chat.files import ALL, Place, find_places, read_rows
+from gpt2small_hf.data.chat.formats import CHAT_FORMATS, Message, detect_format, read_text, validate_messages
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One chat, and where it stands."""
+
+    messages: list[Message]
+    where: str
+
+
+@dataclass
+class Conversations:
+    """The chats of a split, and what they were read from."""
+
+    chats: list[Conversation] = field(default_factory=list)
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """One a file or data set: `name`, `shape`, `conversations`, `unreadable` and what pins its content."""
+
+
+def describe_source(source: dict[str, Any]) -> str:
+    """What a file was recognised as, in a line."""
+    bad = f", {counted(source['unreadable'], 'row')} left out that could not be read" if source["unreadable"] else ""
+    return f"{source['name']}: {counted(source['conversations'], 'conversation')}, {source['shape']}{bad}"
+
+
+def read_conversations(
+    train: list[str], validation: list[str] | None, *, validation_fraction: float, skip_bad_rows: bool = False
+) -> dict[str, Conversations]:
+    """Read chats and hold some out.
+
+    Args:
+        train: files (.jsonl, .json, .parquet), folders or Hub ids. `[start:end]` behind a name takes these rows
+            of it, as Python's slices do; `:name` behind a Hub id takes this split. Of a folder with files named
+            `train` and `validation` these are used as such.
+        validation: the same, to measure on (of a folder, its files named `validation` if it has such); unset, what the
+            folders of `train` have, else a part of `train`.
+        validation_fraction: that part, of the conversations; 0: none is held out. They are chosen by a hash of what is
+            said, so that a conversation that stands twice is on one side.
+        skip_bad_rows: leave out rows that cannot be read, and count them, instead of stopping at the first.
+
+    Returns: `train`, and `validation` unless none is held out.
+
+    Raises: UsageError, in one line, for what is missing, empty, of no known shape, or no conversation.
+    """
+    places = [place for name in train for place in find_places(name)]
+    found = {"train": [place for place in places if place.split == "train"]}
+    if not found["train"]:
+        raise UsageError(
+            f"{', '.join(train)}: only files named validation are there, so there is nothing to learn from. "
+            "Name files of chats, or the folder with --validation_data."
+        )
+    if validation is not None:
+        found["validation"] = [place for name in validation for place in _to_measure_on(find_places(name))]
+    elif any(place.split == "validation" for place in places):
+        found["validation"] = [place for place in places if place.split == "validation"]
+    sets = {split: read_places(some, skip_bad_rows) for split, some in found.items()}
+    if "validation" not in sets and validation_fraction:
+        sets["train"], sets["validation"] = _hold_out(sets["train"], validation_fraction)
+    return sets
+
+
+def _to_measure_on(places: list[Place]) -> list[Place]:
+    return [place for place in places if place.split == "validation"] or places
+
+
+def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Conversations]:
+    keys = [_hash_of(chat.messages) for chat in whole.chats]
+    different = sorted(set(keys))
+    n = round(fraction * len(different)) or 1
+    if len(different) < 2:
+        reason = "all conversations are the same" if len(keys) > 1 else "there is one conversation alone"
+        raise UsageError(
+            f"nothing is left to measure on: {reason}. Name some with --validation_data, or hold out none with "
+            "--validation_fraction 0 --eval_strategy no."
+        )
+    chosen = set(different[: min(n, len(different) - 1)])
+    sides = [
+        [chat for chat, key in zip(whole.chats, keys, strict=True) if (key in chosen) == out] for out in (False, True)
+    ]
+    return Conversations(sides[0], whole.sources), Conversations(sides[1], [])
+
+
+def _hash_of(messages: list[Message]) -> bytes:
+    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest()
+
+
+def read_places(places: list[Place], skip_bad_rows: bool) -> Conversations:
+    """The conversations of some files, one after the other. Raises: UsageError as `read_conversations`."""
+    found = Conversations()
+    for place in places:
+        chats, shape, bad, pinned = _read(place, skip_bad_rows)
+        found.chats += chats
+        name = place.name + (f"[{_bound(place.rows.start)}:{_bound(place.rows.stop)}]" if place.rows != ALL else "")
+        found.sources.append({"name": name, "shape": shape, "conversations": len(chats), "unreadable": bad, **pinned})
+    return found
+
+
+def _bound(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, int, dict[str, Any]]:
+    rows, pinned = read_rows(place)
+    rows = rows[place.rows]
+    if not rows:
+        raise UsageError(f"{place.name} has no rows{' in that slice' if place.rows != ALL else ''}. Name other ones.")
+    chats, shapes, first_error, n_bad = [], Counter[str](), None, 0
+    for where, row in rows:
+        try:
+            if isinstance(row, UsageError):
+                raise row
+            shape = detect_format(row, where)
+            messages = CHAT_FORMATS[shape].read(row, where)
+            if row.get("system") and messages[0]["role"] != "system":  # a column of its own in some sets
+                messages.insert(0, {"role": "system", "content": read_text(row["system"], where, "system")})
+            validate_messages(messages, where)
+        except UsageError as error:
+            if not skip_bad_rows:
+                raise
+            first_error = first_error or str(error)
+            n_bad += 1
+            continue
+        shapes[shape] += 1
+        chats.append(Conversation(messages, where))
+    if not chats:
+        raise UsageError(f"none of the {len(rows):,} rows of {place.name} is a conversation; the first: {first_error}")
+    named = " and ".join(f"{shape} ({CHAT_FORMATS[shape].columns})" for shape, _ in shapes.most_common())
+    return chats, named, n_bad, pinned

@@ -1,0 +1,206 @@
+"""Conversation → token ids, and which of them the assistant says: by the template that the tokenizer carries.
+
+So a model is trained on what it is asked with later: `pipeline`, servers and TRL render with the same template.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from gpt2small_hf.data.chat.formats import Message
+from gpt2small_hf.errors import UsageError
+
+KNOWS_INPUT = re.compile(r"\w\.input\b|\[\s*(['\"])input\1\s*\]|\bget\(\s*(['\"])input\2")
+BATCH = 1000
+RENDER_SECONDS = 10
+T = TypeVar("T")
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The texts that the tokenizer takes for one token each and that mark something, longest first.
+
+    These are its special tokens, and others it was given, if the template writes them: some tokenizers have their
+    markers as such.
+    """
+    control = tokenizer._get_control_tokens(str(tokenizer.chat_template or ""))  # the library has no public name for it
+    return sorted(set(control), key=len, reverse=True)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A conversation as ids."""
+
+    input_ids: np.ndarray
+    """int64, shape (T,)."""
+    turns: list[tuple[int, int]]
+    """Where each of the assistant's turns begins and ends: every token that overlaps it, and its end token."""
+
+    def supervised(self, loss_on: str) -> np.ndarray:
+        """Which ids are learned from: of the `assistant`'s turns, of its `last` one, or `all`. bool, shape (T,).
+
+        The first is never: nothing stands before it.
+        """
+        mask = np.full(len(self.input_ids), loss_on == "all")
+        for start, end in self.turns[-1 if loss_on == "last" else 0 :]:
+            mask[start:end] = True
+        mask[:1] = False
+        return mask
+
+
+def render(
+    tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
+) -> list[tuple[str, list[tuple[int, int]]]]:
+    """The text of each conversation, and where in it the assistant speaks: pairs of characters, end excluded.
+
+    Raises: UsageError if the template raises an error, gives text that UTF-8 cannot spell, or does not end.
+    """
+    source = str(tokenizer.chat_template)
+    # Alpaca's rows have an input beside the instruction; few templates know of it.
+    if not KNOWS_INPUT.search(source):
+        chats = [[_joined(message) for message in chat] for chat in chats]
+
+    def work() -> Any:
+        return render_jinja_template(
+            [list(chat) for chat in chats],
+            chat_template=source,
+            return_assistant_tokens_mask=True,
+            add_generation_prompt=add_generation_prompt,
+            **tokenizer.special_tokens_map,  # pyright: ignore[reportArgumentType]
+        )
+
+    try:
+        texts, spans = within(RENDER_SECONDS + len(chats) / 10, work)
+        "".join(texts).encode()
+    except Exception as error:  # any that the template's own code raises: it is the user's
+        if len(chats) > 1 and not isinstance(error, TimeoutError):  # find the chat
+            return [render(tokenizer, [chat], add_generation_prompt=add_generation_prompt)[0] for chat in chats]
+        reason, begin = " ".join(str(error).split()) or type(error).__name__, chats[0][0]["content"][:30]
+        raise UsageError(
+            f"the chat template cannot render a chat: {reason}. The chat begins with {begin!r}. Correct the template "
+            "or remove the chat."
+        ) from None
+    return list(zip(texts, spans, strict=True))
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`, which may not take longer: a template can loop for ever.
+
+    It runs in a thread, which cannot be stopped but ends with the process. Signals would need the main thread, and
+    Windows has none that interrupt.
+
+    Raises: TimeoutError, and what `work` raises.
+    """
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"it takes more than {seconds:,.0f} s")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _joined(message: Message) -> Message:
+    if "input" not in message:
+        return message
+    return {"role": message["role"], "content": f"{message['content']}\n\n{message['input']}"}
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
+) -> list[Encoded]:
+    """Conversations → ids, as the tokenizer's `apply_chat_template` gives them, and where the assistant speaks.
+
+    A special token that stands in what somebody says is encoded as the text it is; `apply_chat_template` does that
+    only with `sanitize_control_tokens=True`, which gives no mask of the assistant's tokens.
+    """
+    special = re.compile("|".join(map(re.escape, special_tokens(tokenizer))) or "(?!)")
+    forged = [any(special.search(text) for message in chat for text in message.values()) for chat in chats]
+    encoded: list[Encoded | None] = [None] * len(chats)
+    plain = [number for number, found in enumerate(forged) if not found]
+    for start in range(0, len(plain), BATCH):
+        numbers = plain[start : start + BATCH]
+        rendered = render(tokenizer, [chats[n] for n in numbers], add_generation_prompt=add_generation_prompt)
+        texts = [text for text, _ in rendered]
+        batch = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        for number, encoding, (_, spans) in zip(numbers, batch.encodings or [], rendered, strict=True):
+            encoded[number] = _found(encoding, spans)
+    for number, found in enumerate(forged):
+        if found:
+            encoded[number] = _encode_forged(tokenizer, chats[number], special, add_generation_prompt)
+    return [one for one in encoded if one is not None]
+
+
+def _encode_forged(
+    tokenizer: PreTrainedTokenizerFast,
+    chat: Sequence[Message],
+    special: re.Pattern[str],
+    add_generation_prompt: bool,
+) -> Encoded:
+    """Mark special tokens in what is said by characters that stand nowhere in it, render, and encode piece by piece."""
+    said = (text for message in chat for text in message.values())
+    everything = set().union(*said, special.pattern, str(tokenizer.chat_template))
+    free = (mark for mark in map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0x110000))) if mark not in everything)
+    left, right = next(free), next(free)
+    marked = [
+        {key: text if key == "role" else special.sub(f"{left}\\g<0>{right}", text) for key, text in message.items()}
+        for message in chat
+    ]
+    text, spans = render(tokenizer, [marked], add_generation_prompt=add_generation_prompt)[0]
+    ids: list[int] = []
+    offsets: list[tuple[int, int]] = []
+    at = 0
+    # A mark alone is left where a template has split what is said; it goes, and what it parted stays apart.
+    for piece in re.split(f"({left}(?:{special.pattern}){right}|[{left}{right}])", text):
+        if piece.startswith(left) and len(piece) > 1:
+            part = tokenizer._encode_without_added_tokens(piece[1:-1])
+            ids += part
+            offsets += [(at + 1, at + len(piece) - 1)] * len(part)  # all of it is what somebody says
+        elif piece not in (left, right):
+            part = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+            ids += part["input_ids"]
+            offsets += [(at + start, at + end) for start, end in part["offset_mapping"]]
+        at += len(piece)
+    return _located(ids, offsets, spans)
+
+
+def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> Encoded:
+    """As `_located`, without a list of all offsets, which takes longer to make than all the rest."""
+    turns = []
+    for start, end in spans:
+        first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+        if first is None or last is None or start == end:  # a space that the tokenizer leaves out of its offsets, say
+            return _located(encoding.ids, encoding.offsets, spans)
+        # The last character may have more tokens than this one: of its further bytes.
+        while (chars := encoding.token_to_chars(last + 1)) is not None and chars[0] < end:
+            last += 1
+        turns.append((first, last + 1))
+    return Encoded(np.array(encoding.ids, np.int64), turns)
+
+
+def _located(ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> Encoded:
+    """Which tokens overlap the spans of characters."""
+    starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
+    turns = [
+        (int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(starts, end, side="left")))
+        for start, end in spans
+    ]
+    return Encoded(np.array(ids, np.int64), turns)

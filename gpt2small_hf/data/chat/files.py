@@ -1,0 +1,150 @@
+"""Names of files, folders and data sets of chats → their rows."""
+
+from __future__ import annotations
+
+import glob
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2small_hf.data.corpus.readers import first_line
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import parse_json, sha256
+
+SUFFIXES = (".jsonl", ".json", ".parquet")
+ALL = slice(None, None)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, or a split of a data set, and which of its rows are wanted."""
+
+    name: str
+    split: str
+    rows: slice
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name).expanduser()
+
+
+def find_places(name: str) -> list[Place]:
+    """The files that a name stands for, or the data set on the Hub. Raises: UsageError if there are none."""
+    match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", name)
+    base, start, end = match.groups() if match else (name, "", "")
+    rows = slice(int(start) if start else None, int(end) if end else None)
+    path = Path(base).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
+        if not files:
+            raise UsageError(f"no .jsonl, .json or .parquet file in the folder {base}. Name the file of chats.")
+        split_of = {file: _split_of(file) for file in files}
+        if "train" in split_of.values():
+            files = [file for file in files if split_of[file]]
+        return [Place(str(file), split_of[file] or "train", rows) for file in files]
+    if path.exists():
+        if path.suffix.lower() not in SUFFIXES:
+            raise UsageError(
+                f"{base} is not .jsonl, .json or .parquet. Chats have one row each; plain text is trained on by --text."
+            )
+        if path.stat().st_size == 0:
+            raise UsageError(f"{base} is empty. Leave it out or fill it.")
+        return [Place(base, "train", rows)]
+    if "*" in base or "?" in base:
+        found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
+        if not found:
+            raise UsageError(f"{base} matches no file. Check the spelling; the working folder is {Path.cwd()}.")
+        ends = name[len(base) :]
+        return [place for file in found for place in find_places(file + ends)]
+    if path.suffix.lower() in SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", base):
+        raise UsageError(f"{base} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
+    return [Place(base, "train", rows)]
+
+
+def _split_of(file: Path) -> str | None:
+    word = re.split(r"[-_.]", file.stem.lower())[0]
+    return {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}.get(word)
+
+
+def read_rows(place: Place) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+    """Every row with where it stands, and what pins the content: a SHA-256, or a revision.
+
+    A row that could not be read is the error that says so: whether it is wanted is not known here.
+    """
+    if not place.path.exists():
+        return _hub_rows(place.name)
+    pinned = {"sha256": sha256(place.path)}
+    kind = place.path.suffix.lower()
+    if kind == ".jsonl":
+        return list(_jsonl_rows(place.path)), pinned
+    if kind == ".json":
+        return list(_json_rows(place.path)), pinned
+    return list(_parquet_rows(place.path)), pinned
+
+
+def read_utf8(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8: byte {error.start:,} cannot be decoded. Convert the file.") from None
+
+
+def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    for number, line in enumerate(read_utf8(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number:,}"
+        try:
+            yield where, parse_json(line)
+        except json.JSONDecodeError as error:
+            yield where, UsageError(f"{where} is not JSON ({error.msg}). Correct or remove the line.")
+
+
+def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        rows = parse_json(read_utf8(path))
+    except json.JSONDecodeError as error:
+        hint = " (one row a line is .jsonl)" if error.msg == "Extra data" else ""
+        where = f"{path}, line {error.lineno:,}" if error.pos else path
+        raise UsageError(f"{where} is not JSON ({error.msg}). Correct the file, or rename it{hint}.") from None
+    if not isinstance(rows, list):
+        raise UsageError(f"{path} holds a {type(rows).__name__}, not a list of rows. Save it as [row, row, …].")
+    return ((f"{path}, item {number:,}", row) for number, row in enumerate(rows))
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:  # OSError: it ends as such a file does, but is broken before
+        raise UsageError(f"{path} is not a Parquet file ({first_line(error)}). Make it again.") from None
+    return ((f"{path}, row {number:,}", row) for number, row in enumerate(rows, start=1))
+
+
+def _hub_rows(name: str) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
+    import datasets
+    from huggingface_hub import HfApi
+
+    dataset, _, split = name.partition(":")
+    revision = None
+    # Pinned before it is loaded, so that what is recorded is what is read; without a network a copy may be here.
+    with suppress(Exception):
+        revision = HfApi().dataset_info(dataset).sha
+    try:
+        rows = datasets.load_dataset(dataset, split=split or "train", revision=revision)
+    except (ConnectionError, TimeoutError) as error:
+        raise UsageError(
+            f"{dataset} is no file here, and the Hub could not be reached for it ({first_line(error)}). "
+            "Check the spelling, or name files: --chat_data chats.jsonl"
+        ) from None
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"the data set {name} cannot be loaded: {first_line(error)}. Name the split as {dataset}:SPLIT."
+        ) from None
+    return [(f"{name}, row {number:,}", row) for number, row in enumerate(rows, start=1)], {"revision": revision}

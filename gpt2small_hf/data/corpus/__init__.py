@@ -1,0 +1,1 @@
+"""Text from files and data sets to prepared folders of token ids."""

@@ -1,0 +1,259 @@
+"""Text → a prepared folder: flat token files, document starts, the tokenizer and meta.json.
+
+Documents come from `sources.py`, go to the splits as `holdout.py` says, become ids in `batches.py` and land on disk
+through `shards.py`; this module sees that a folder is made once, from what it says it was made from.
+`seq_len` and packing are chosen later, by whoever opens the folder with `dataset.py`.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from gpt2small_hf.config.data import SMALLEST_VOCABULARY, PrepareArguments
+from gpt2small_hf.data.corpus.batches import BATCH_CHARS, batches, encode_batch, in_order
+from gpt2small_hf.data.corpus.encoder import Encoder, cut
+from gpt2small_hf.data.corpus.fingerprint import already_made, describe_inputs
+from gpt2small_hf.data.corpus.holdout import FEW_DOCUMENTS, Holdout
+from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.corpus.progress import Progress
+from gpt2small_hf.data.corpus.readers import Document
+from gpt2small_hf.data.corpus.shards import Counts, SplitWriter
+from gpt2small_hf.data.corpus.sources import Source, open_sources
+from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.runs.files import (
+    atomic_write,
+    exclusive_writer,
+    is_leftover,
+    read_json,
+    remove,
+    replace_path,
+    sha256,
+    sync,
+    write_json,
+)
+from gpt2small_hf.runs.layout import DataFolder
+from gpt2small_hf.runs.provenance import made_by
+
+BATCHES_PER_SAVE = 64
+TRAINING_SAMPLE_BYTES = 100_000_000
+
+
+# ---- a folder, made once ---------------------------------------------------------------------------------------
+
+
+def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:
+    """Make the prepared folder, or find it already made from the same inputs.
+
+    Without `output_dir` it is `data/<source>-<first 8 digits of the fingerprint>`. The set is built beside it under
+    another name: a folder that has the name is whole, and a build that was stopped goes on at the next call.
+
+    Returns: the folder.
+    Raises:  UsageError for inputs that cannot be read, and for a folder that holds something else.
+    """
+    tokenizer = None if args.trains_tokenizer else load_tokenizer(str(args.tokenizer))
+    sources = open_sources(args, tokenizer)
+    inputs = describe_inputs(args, sources, tokenizer)
+    fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+    folder = DataFolder(output_dir or Path("data") / f"{short_name(args)}-{fingerprint[:8]}")
+    if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
+        print(f"{folder.root} is already prepared from the same inputs.")
+        return folder.root
+    with exclusive_writer(folder.root):
+        unfinished = folder.unfinished()
+        built = is_built(unfinished, fingerprint)
+        if built:  # killed before it got its name
+            meta = read_json(unfinished.meta)
+        else:
+            state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
+            try:
+                meta = build(args, sources, tokenizer, unfinished, state)
+            except BaseException:
+                if not state["batches"]:  # nothing is on record to go on from
+                    discard(unfinished)
+                raise
+            meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by().to_json()}
+            write_json(unfinished.meta, meta)
+        unfinished.progress.unlink(missing_ok=True)
+        replace_path(unfinished.root, folder.root, is_partly_moved=built and not folder.meta.exists())
+        sync(folder.root.parent, contents=False)
+    print(summary(folder, meta))
+    return folder.root
+
+
+def short_name(args: PrepareArguments) -> str:
+    """A word for the text, to name its folder after."""
+    if args.dataset:
+        return Path(args.dataset).name
+    if not args.text:
+        return "python-docs"
+    return Path(args.text[0]).stem if len(args.text) == 1 and not glob.has_magic(args.text[0]) else "text"
+
+
+# ---- from documents to files ------------------------------------------------------------------------------------
+
+
+def build(
+    args: PrepareArguments,
+    sources: dict[str, list[Source]],
+    tokenizer: PreTrainedTokenizerFast | None,
+    folder: DataFolder,
+    state: dict[str, Any],
+) -> dict[str, Any]:
+    """Fill `folder` with everything but meta.json, going on from `state`, which is kept up to date in progress.json.
+
+    Returns: what meta.json says of the set itself.
+    """
+    holdout = Holdout(documents_of(sources["train"]), args.held_out)
+    if not folder.tokenizer.exists():
+        # Each entry joins at least two bytes. The trainer reserves memory for as many entries as it is asked for.
+        n_entries = min(args.new_vocab_size, SMALLEST_VOCABULARY + TRAINING_SAMPLE_BYTES)
+        made = tokenizer or train_tokenizer(sample(sources["train"], holdout), n_entries)
+        with atomic_write(folder.tokenizer) as temporary:
+            made.save_pretrained(temporary)
+    encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids
+    if args.trains_tokenizer and encoder.vocab_size < args.new_vocab_size:
+        log(f"the text has enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}.")
+    dtype = np.dtype("<u2" if encoder.vocab_size <= 1 << 16 else "<u4")
+    documents = chain(
+        holdout.split(documents_of(sources["train"])),
+        (("validation", document.blocks) for document in documents_of(sources.get("validation", []))),
+    )
+    todo = islice(batches(documents, cuttable=encoder.cuttable), state["batches"], None)
+    with ExitStack() as files, Progress([source.meter for source in chain(*sources.values())]) as progress:
+        writers = {}
+        for split in ["train", "validation"] if args.held_out or args.validation_text else ["train"]:
+            writers[split] = SplitWriter(folder, split, dtype, Counts(**state["splits"].get(split, {})))
+            files.callback(writers[split].close)
+        encoded_batches = in_order(partial(encode_batch, encoder=encoder), todo, args.n_workers)
+        for n_batches, encoded in enumerate(encoded_batches, start=state["batches"] + 1):
+            for split, part in encoded.items():
+                writers[split].append(*part)
+                check_ids(args, writers[split].counts.max_id)
+            if n_batches % BATCHES_PER_SAVE == 0:
+                counts = {split: writer.flush() for split, writer in writers.items()}
+                state.update(batches=n_batches, splits=counts)
+                write_json(folder.progress, state)
+            progress.show([writer.counts for writer in writers.values()])
+        for split, writer in writers.items():
+            if not writer.counts.tokens:
+                raise UsageError(
+                    f"there is no text for the {split} split. Give more --text, another --validation_fraction "
+                    "(0: hold out nothing), or --validation_text."
+                )
+        splits = {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
+    return {
+        "dtype": dtype.name,
+        "splits": splits,
+        "held_out": "files" if args.validation_text else holdout.held_out,
+        "tokenizer": {
+            "name": "trained here" if args.trains_tokenizer else args.tokenizer,
+            "of_hub": not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
+            "sha256": sha256(folder.tokenizer / "tokenizer.json"),
+            "vocab_size": encoder.vocab_size,
+            "eos_token_id": encoder.eos_id,
+        },
+        "sources": {split: [source.origin for source in of_split] for split, of_split in sources.items()},
+    }
+
+
+def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:
+    """How far `folder` came with the same inputs.
+
+    Raises: UsageError if it was begun from other inputs and `overwrite` does not give it up, or is something else.
+    """
+    same = {"fingerprint": fingerprint, "batch_chars": BATCH_CHARS}
+    if folder.progress.exists():
+        state = read_json(folder.progress)
+        if same.items() <= state.items():
+            log(f"going on with {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
+            return state
+        if not overwrite:
+            raise UsageError(
+                f"{folder.root} is half a set from other inputs. The command that began it finishes it; "
+                "--overwrite gives it up; or choose another --output_dir."
+            )
+    elif folder.root.exists() and not folder.meta.exists() and not all(map(is_leftover, folder.root.iterdir())):
+        raise UsageError(f"{folder.root} is in the way and was not made by prepare. Move it, or choose --output_dir.")
+    if folder.root.exists():
+        discard(folder)
+    folder.root.mkdir(parents=True)
+    state = {**same, "batches": 0, "splits": {}}
+    write_json(folder.progress, state)
+    return state
+
+
+def discard(folder: DataFolder) -> None:
+    """Remove an unfinished set, last the file that says whose it is."""
+    for path in sorted(folder.root.iterdir(), key=lambda path: path in (folder.progress, folder.meta)):
+        remove(path)
+    folder.root.rmdir()
+
+
+def is_built(folder: DataFolder, fingerprint: str) -> bool:
+    """Whether a preparation from the same inputs has everything but its name."""
+    return folder.meta.exists() and read_meta(folder.root)["fingerprint"] == fingerprint
+
+
+def documents_of(sources: list[Source]) -> Iterator[Document]:
+    for source in sources:
+        yield from source.documents()
+
+
+def sample(sources: list[Source], holdout: Holdout) -> Iterator[str]:
+    """Train text to train a tokenizer on: all of it, or batches evenly spread up to TRAINING_SAMPLE_BYTES.
+
+    Where the size of a source is not known beforehand (streaming) they are the first ones.
+    """
+    sizes = [source.meter.size for source in sources]
+    n_bytes = sum(sizes) if all(sizes) else 0
+    stride = math.ceil(max(1, n_bytes / TRAINING_SAMPLE_BYTES))
+    train = (document for document in holdout.split(documents_of(sources)) if document[0] == "train")
+    taken = 0
+    for batch in islice(batches(train, cuttable=True), 0, None, stride):
+        for piece in batch:
+            if isinstance(piece.content, str) and taken < TRAINING_SAMPLE_BYTES:
+                taken += len(piece.content.encode())
+                yield from cut([piece.content], 10_000)  # tokenizers keeps hundreds of texts in memory at a time
+        if taken >= TRAINING_SAMPLE_BYTES:
+            return
+
+
+def check_ids(args: PrepareArguments, max_id: int) -> None:
+    if not args.trains_tokenizer and args.vocab_size is not None and max_id >= args.vocab_size:
+        raise UsageError(
+            f"the text has token id {max_id:,}, too large for --vocab_size {args.vocab_size:,}. "
+            f"Give at least {max_id + 1:,}, or a smaller tokenizer."
+        )
+
+
+# ---- what the terminal shows ------------------------------------------------------------------------------------
+
+
+def log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def summary(folder: DataFolder, meta: dict[str, Any]) -> str:
+    lines = [f"{'split':<10} {'tokens':>15} {'documents':>12} {'bytes of text':>16}  file"]
+    for split, counts in meta["splits"].items():
+        first, *others = counts["files"]
+        file = f"{folder.root / first}" + (f" and {len(others):,} more" if others else "")
+        lines.append(f"{split:<10} {counts['tokens']:>15,} {counts['documents']:>12,} {counts['bytes']:>16,}  {file}")
+    if meta.get("held_out") == "tails":
+        lines.append(f"fewer than {FEW_DOCUMENTS} documents: validation is the end of each, train is the rest.")
+    return "\n".join(lines)

@@ -1,0 +1,228 @@
+"""Chats or a prepared folder → its rows, shown as a model is trained on them: `python -m gpt2small_hf preview DATA …`.
+
+How a row is shown: `show.py`. What is learned and what did not fit is read from the rows themselves, which
+`chat_dataset.py` and `dataset.py` make.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast
+
+from gpt2small_hf.config.data import (
+    CHAT_PACKINGS,
+    CHAT_SEQ_LEN,
+    PACKINGS,
+    TEXT_SEQ_LEN,
+    VOCABULARY,
+    ChatFlags,
+    PreviewArguments,
+)
+from gpt2small_hf.config.parser import as_flags
+from gpt2small_hf.data.chat.conversations import Conversation, describe_source, read_places
+from gpt2small_hf.data.chat.files import find_places
+from gpt2small_hf.data.chat.template_checks import set_template, stop_tokens
+from gpt2small_hf.data.chat_dataset import ChatDataset
+from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.preview.render import as_html, as_text, one_line
+from gpt2small_hf.data.text_dataset import TextDataset
+from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
+from gpt2small_hf.invocation import command
+from gpt2small_hf.runs.files import atomic_write, read_json
+from gpt2small_hf.runs.layout import DataFolder, RunFolder
+
+SAMPLE_CHARACTERS = 5_000_000
+"""Of chats, to train a tokenizer on that is only looked at."""
+
+Facts: TypeAlias = list[tuple[str, str]]
+
+
+def preview(names: list[str], args: PreviewArguments, chat: ChatFlags, *, ids: bool = False) -> None:
+    """Print rows of the data `names`, and write them as a page if `args` names one.
+
+    Raises: UsageError for data, or settings, that there are no rows of.
+    """
+    open_set = _open_text if any(map(_is_prepared, names)) else _open_chats
+    rows, tokenizer, facts, then = open_set(names, args, chat)
+    if args.first_row >= len(rows):
+        raise UsageError(f"--first_row is {args.first_row:,}, but the last row is number {len(rows) - 1:,}. Lower it.")
+    numbers = range(args.first_row, min(args.first_row + args.n_rows, len(rows)))
+    if isinstance(sys.stdout, io.TextIOWrapper):  # one that cannot write a character writes its number
+        sys.stdout.reconfigure(errors="backslashreplace")
+    console = Console()
+    color = console.color_system is not None and not console.no_color
+    print("\n".join(f"{name:<11}{one_line(fact)}" for name, fact in facts))
+    print(as_text(rows, tokenizer, numbers, ids=ids, color=color))
+    if args.html is not None:
+        title = f"What is learned from {', '.join(names)}"
+        with atomic_write(args.html) as temporary:
+            page = as_html(rows, tokenizer, numbers, ids=ids, title=title, facts=facts)
+            temporary.write_text(page, encoding="utf-8")
+        print(f"wrote {args.html}")
+    print(f"next: {then}")
+
+
+def _is_prepared(name: str) -> bool:
+    return DataFolder(Path(name).expanduser()).exists
+
+
+def _open_text(
+    names: list[str], args: PreviewArguments, chat: ChatFlags
+) -> tuple[TextDataset, PreTrainedTokenizerFast, Facts, str]:
+    """The rows of a prepared folder, its tokenizer, what is said of them, and the command that trains on them."""
+    if len(names) > 1:
+        prepared = next(filter(_is_prepared, names))
+        raise UsageError(f"{prepared} is prepared text, which is shown by itself. Name it alone, or leave it out.")
+    idle = [*chat.as_given(), *(["tokenizer"] if args.tokenizer is not None else [])]
+    if idle:
+        why = "it has its tokenizer with it" if idle[0] == "tokenizer" else "there are no chats in it"
+        raise UsageError(f"--{idle[0]} says nothing to {names[0]}, which is prepared text: {why}. Leave it out.")
+    if args.packing in CHAT_PACKINGS:
+        raise UsageError(f"--packing {args.packing} is of chats. For text choose one of {', '.join(PACKINGS)}.")
+    if args.split == "validation" and args.packing not in (None, "stream"):
+        raise UsageError(f"--packing {args.packing} is of training rows; held-out ones are always cut from the stream.")
+    folder, split, packing = Path(names[0]).expanduser(), args.split or "train", args.packing or "stream"
+    meta = read_meta(folder)
+    counts = meta["splits"].get(split, {"tokens": TEXT_SEQ_LEN})
+    rows = TextDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, counts["tokens"]), packing=packing)
+    vocabulary = meta["tokenizer"]
+    documents = counted(counts["documents"], "document")
+    if meta.get("held_out") == "tails":
+        documents = f"the end of {documents}" if split == "validation" else f"{documents} without the end"
+    facts = [
+        ("data", f"{folder}, {split}: {counts['tokens']:,} tokens in {documents}"),
+        (
+            "rows",
+            f"{len(rows):,} of {rows.seq_len:,} tokens ({packing}), {rows.cropped_share:.1%} of the tokens in none; "
+            "all of a row is supervised but its first token",
+        ),
+        ("tokenizer", f"{vocabulary['name']}, {vocabulary['vocab_size']:,} entries"),
+    ]
+    given = as_flags({"data_dir": names[0], "seq_len": args.seq_len, "packing": args.packing})
+    return rows, load_tokenizer(str(DataFolder(folder).tokenizer)), facts, command("train", *given)
+
+
+def _open_chats(
+    names: list[str], args: PreviewArguments, chat: ChatFlags
+) -> tuple[ChatDataset, PreTrainedTokenizerFast, Facts, str]:
+    """The rows of chats, their tokenizer, what is said of them, and the command that trains on them."""
+    if args.packing in PACKINGS:
+        raise UsageError(f"--packing {args.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
+    place = None if args.tokenizer is None else find_tokenizer(args.tokenizer)
+    tokenizer = None if place is None else load_tokenizer(place)
+    # The tokenizer of a model knows its context; one without a model says some 10^30.
+    context = CHAT_SEQ_LEN if tokenizer is None else tokenizer.model_max_length
+    seq_len = args.seq_len or min(context, CHAT_SEQ_LEN)
+    if chat.max_length is not None and chat.max_length > seq_len:
+        raise UsageError(f"--max_length is {chat.max_length}, but a row has {seq_len} tokens. Raise --seq_len.")
+    places = [place for name in names for place in find_places(name) if args.split in (None, place.split)]
+    if not places:
+        raise UsageError(f"no file in {', '.join(names)} is named {args.split}. Leave --split out to see all.")
+    read = read_places(places, chat.skip_bad_rows)
+    if chat.loss_on != "all" and not any(turn["role"] == "assistant" for one in read.chats for turn in one.messages):
+        raise UsageError(
+            f"the assistant says nothing in {', '.join(names)}, so there is nothing to learn. Look at it all the same "
+            "with --loss_on all."
+        )
+    if tokenizer is None:
+        tokenizer = train_tokenizer(_said(read.chats), VOCABULARY)
+        words = (
+            f"trained on these chats to look at them, {len(tokenizer):,} entries; a model has other tokens. "
+            "Name yours with --tokenizer FOLDER or HUB_ID"
+        )
+    else:
+        words = f"{args.tokenizer}, {len(tokenizer):,} entries"
+    # Named in the next command too, which begins with a recipe that has its own.
+    template = chat.template or (None if isinstance(tokenizer.chat_template, str) else "chatml")
+    new = set_template(tokenizer, template, add_special_tokens=chat.add_special_tokens)
+    rows = ChatDataset(
+        read.chats,
+        tokenizer,
+        seq_len=seq_len,
+        max_length=chat.max_length,
+        loss_on=chat.loss_on,
+        packing=args.packing or "padding",
+        overlong=chat.overlong,
+    )
+    said = "the tokenizer's own" if template is None else "as given" if re.search("{[{%]", template) else template
+    settings = Path(place or "") / "config.json"
+    is_model = place is not None and settings.is_file()
+    of_base = read_json(settings).get("max_position_embeddings", 0) if is_model else 0
+    facts = [("data", describe_source(source)) for source in read.sources]
+    share = rows.n_supervised / rows.n_tokens
+    facts += [
+        ("of these", str(rows.counts)),
+        (
+            "rows",
+            f"{len(rows):,} of at most {seq_len:,} tokens ({rows.packing}): {rows.n_tokens:,} tokens, "
+            f"{rows.n_supervised:,} supervised ({share:.1%}), loss on {rows.loss_on}",
+        ),
+        ("template", f"{said}; an answer ends with {' or '.join(stop_tokens(tokenizer))}"),
+        ("tokenizer", words),
+    ]
+    if rows.counts.too_long or rows.counts.shortened:
+        facts.append(("too long", _lost(rows, args, chat, context, least=of_base)))
+    if new:
+        facts.append(("new tokens", " ".join(new)))
+    given = {"chat_data": names, "init_from": place if is_model else None, "template": template}
+    given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
+    # The recipe has a context of its own; what was shown is this one. That of a base is not made shorter: its rows are.
+    given |= {"max_position_embeddings": max(seq_len, of_base) if place else args.seq_len}
+    given |= {"seq_len": seq_len if seq_len < of_base else None, "packing": args.packing}
+    return rows, tokenizer, facts, command("train", "examples/chat.yaml", *as_flags(given))
+
+
+def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: int, *, least: int) -> str:
+    """How many conversations do not fit, why, and which settings keep them.
+
+    Args:
+        rows: as they were shown.
+        args: the command's.
+        chat: the command's.
+        context: of the tokenizer.
+        least: the context of the base model, which no run makes shorter; 0 without one.
+    """
+    counts, limit = rows.counts, chat.max_length or rows.seq_len
+    longest = rows.longest
+    if chat.max_length is not None:
+        why, flags = "--max_length", f"--max_length {longest}" + f" --seq_len {longest}" * (longest > rows.seq_len)
+    else:
+        of_tokenizer = f"the context of {args.tokenizer}" if context <= CHAT_SEQ_LEN and args.tokenizer else None
+        why = "--seq_len" if args.seq_len else of_tokenizer or "the default of --seq_len"
+        trained = f"--max_position_embeddings {max(longest, least)}"
+        flags = f"--seq_len {longest}; when training, {trained} and no shorter --seq_len"
+    became = [f"{counts.too_long:,} left out"] * (counts.too_long > 0)
+    became += [f"{counts.shortened:,} without their first turns"] * (counts.shortened > 0)
+    return (
+        f"{counts.too_long + counts.shortened:,} of {counts.conversations:,} conversations have more than {limit:,} "
+        f"tokens ({why}): {', '.join(became)}. The longest has {longest:,}; to keep all: {flags}"
+    )
+
+
+def find_tokenizer(name: str) -> str:
+    """Where the tokenizer lies that a name stands for: a run's is with its model, a prepared set's in a folder."""
+    folder = Path(name).expanduser()
+    for inside in (RunFolder(folder).model, DataFolder(folder).tokenizer):
+        if inside.is_dir() and not (folder / "tokenizer_config.json").is_file():
+            return str(inside)
+    return str(folder) if folder.is_dir() else name
+
+
+def _said(chats: Iterable[Conversation]) -> Iterator[str]:
+    """What is said in chats, up to SAMPLE_CHARACTERS."""
+    taken = 0
+    for message in (message for chat in chats for message in chat.messages):
+        for text in (text for key, text in message.items() if key != "role"):
+            yield text
+            taken += len(text)
+        if taken >= SAMPLE_CHARACTERS:
+            return

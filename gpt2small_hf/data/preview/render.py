@@ -1,0 +1,330 @@
+"""A row → text for a terminal or a file, or HTML, with what is learned of it marked and every character to be seen.
+
+`preview.py` is the command; every run shows its first rows so, too.
+"""
+
+from __future__ import annotations
+
+import codecs
+import html
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from gpt2small_hf.data.corpus.encoder import byte_alphabet
+from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
+from gpt2small_hf.formatting import counted
+
+LEARNED, NOT_LEARNED, NOT_TEXT, LINE_END = "⟦⟧", "││", "⟨⟩", "⏎"
+PICTURES = {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) != "\n"} | {"\x7f": "␡"}
+"""Unicode's pictures of the control characters."""
+OURS = {*LEARNED, *NOT_TEXT, LINE_END, *PICTURES.values()}
+LEGEND = ["⟦what is learned⟧", "⟨special token⟩", "⏎ end of a line"]
+REST_OF_LEGEND = "⟨U+200B⟩ a character that does not show, or is one of these marks   ⟨0xF0⟩ a byte of a cut character"
+IDS_LEGEND = "40⟦I⟧ token 40, learned   220│ │ token 220, not learned   127+102⟦é⟧ tokens that share a character"
+INDENT = "  "
+WIDTH = 110
+
+
+# ---- a row, as it is shown --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens that show together: one, or those that share a character."""
+
+    ids: list[int]
+    text: str
+    """A byte that belongs to no whole character stands in it as the surrogate U+DC00 + byte."""
+    special: bool
+    learned: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the model sees by itself: a conversation, a document, or a whole row."""
+
+    heading: str
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class Row:
+    heading: str
+    parts: list[Part]
+
+
+def read_row(rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int) -> Row:
+    """Row `number`, taken apart."""
+    row = rows[number]
+    ids = row["input_ids"]
+    # Text has no labels of its own: all is learned but the first token, which nothing predicts.
+    learned = row["labels"] != IGNORED if "labels" in row else np.arange(len(ids)) > 0
+    spans = list(pairwise([*rows.row_starts(number).tolist(), len(ids)]))
+    parts = [
+        Part(
+            one_line(rows.part_heading(number, part, counted(end - start, "token"))),
+            read_tokens(tokenizer, ids[start:end], learned[start:end]),
+        )
+        for part, (start, end) in enumerate(spans)
+    ]
+    facts = [
+        f"row {number:,} of {len(rows):,}: {len(ids):,} of {rows.seq_len:,} tokens",
+        f"{learned.sum():,} supervised ({learned.mean():.1%})",
+        *rows.row_facts(number),
+    ]
+    return Row(", ".join(facts), parts)
+
+
+def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, learned: np.ndarray) -> list[Piece]:
+    """Token ids → pieces that can be read. A piece of several tokens is learned if any of them is."""
+    ids = [int(id) for id in input_ids]
+    spelled = _spelling(tokenizer)
+    added = tokenizer.added_tokens_decoder
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    pieces: list[Piece] = []
+    begin, text = 0, ""
+
+    def close(end: int, *, special: bool = False) -> None:
+        nonlocal begin, text
+        text += decoder.decode(b"", final=True)
+        if begin < end:
+            pieces.append(Piece(ids[begin:end], text, special, bool(learned[begin:end].any())))
+        begin, text = end, ""
+
+    for at, (id, token) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
+        if token is None or (id in added and added[id].special):
+            close(at)
+            text = "no such token" if token is None else added[id].content
+            close(at + 1, special=True)
+            continue
+        text += decoder.decode(added[id].content.encode() if id in added else spelled(token))
+        if not decoder.getstate()[0]:  # no character is begun that the next token would end
+            close(at + 1)
+    close(len(ids))
+    return pieces
+
+
+def _spelling(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
+    """Entry of the vocabulary → the bytes it stands for.
+
+    GPT-2's and its kind have a character for each byte; SentencePiece's have ▁ for a space and <0x0A> for a lone byte.
+    """
+    alphabet = byte_alphabet()
+    byte_level = "ByteLevel" in repr(tokenizer.backend_tokenizer.decoder)
+
+    def spelled(token: str) -> bytes:
+        if byte_level and alphabet.keys() >= set(token):
+            return bytes(alphabet[character] for character in token)
+        if lone := re.fullmatch("<0x([0-9A-F]{2})>", token):
+            return bytes.fromhex(lone[1])
+        return token.replace("▁", " ").encode()
+
+    return spelled
+
+
+def visible(text: str) -> str:
+    """Text of which every character shows and none is obeyed; ends of lines are marked, and still are ends of lines.
+
+    No two texts come out alike: one of our marks that somebody typed is spelled by its number.
+    """
+    return "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    code = ord(character)
+    if character == "\n":
+        return f"{LINE_END}\n"
+    if character in PICTURES:
+        return PICTURES[character]
+    if 0xDC80 <= code <= 0xDCFF:
+        return _not_text(f"0x{code - 0xDC00:02X}")
+    if character.isprintable() and character not in OURS:
+        return character
+    return _not_text(f"U+{code:04X}")
+
+
+def _not_text(words: str) -> str:
+    return f"{NOT_TEXT[0]}{words}{NOT_TEXT[1]}"
+
+
+def one_line(text: str) -> str:
+    """The same without ends of lines."""
+    return visible(text).replace("\n", "")
+
+
+def shown(piece: Piece) -> str:
+    """A piece's text in plain characters, by which a special token is no more alike one that was typed."""
+    return _not_text(visible(piece.text)) if piece.special else visible(piece.text)
+
+
+# ---- text -------------------------------------------------------------------------------------------------------
+
+
+def as_text(
+    rows: RowDataset,
+    tokenizer: PreTrainedTokenizerFast,
+    row_numbers: Iterable[int],
+    *,
+    ids: bool = False,
+    color: bool = False,
+) -> str:
+    """Rows for a terminal or a text file, with what the marks mean.
+
+    What stands in the data is indented, so that nothing in it is taken for a heading.
+
+    Args:
+        rows: to show some of.
+        tokenizer: the one that made them.
+        row_numbers: those to show.
+        ids: each token with its id in front.
+        color: also by the terminal's colours: what is learned green, special tokens reversed.
+    """
+    lines = ["   ".join(LEGEND), REST_OF_LEGEND, *([IDS_LEGEND] if ids else [])]
+    for number in row_numbers:
+        row = read_row(rows, tokenizer, number)
+        lines += ["", _styled(row.heading, ["1"] if color else [])]
+        for part in row.parts:
+            if part.heading:
+                lines.append(_styled(f"── {part.heading}", ["2"] if color else []))
+            body = _pairs(part.pieces, color) if ids else _running(part.pieces, color)
+            lines += [INDENT + line for line in body.removesuffix("\n").split("\n")]
+    return "\n".join(lines) + "\n"
+
+
+def _running(pieces: Sequence[Piece], color: bool) -> str:
+    """Pieces as running text, what is learned between marks."""
+    parts = []
+    for learned, run in groupby(pieces, lambda piece: piece.learned):
+        begin, end = LEARNED if learned else ("", "")
+        segments = [(special, "".join(map(shown, some))) for special, some in groupby(run, lambda piece: piece.special)]
+        codes = ["32"] if learned and color else []
+        parts += [
+            _styled(begin, codes),
+            *(_styled(text, [*codes, "7"] if special and color else codes) for special, text in segments),
+            _styled(end, codes),
+        ]
+    return "".join(parts)
+
+
+def _pairs(pieces: Sequence[Piece], color: bool) -> str:
+    """Each piece with its ids in front, as many to a line as it takes; a line of the text ends one."""
+    lines, width = [""], 0
+    for piece in pieces:
+        begin, end = LEARNED if piece.learned else NOT_LEARNED
+        text = shown(piece)
+        cell, codes = f"{begin}{text.replace(chr(10), '')}{end}", [*(["32"] * piece.learned), *(["7"] * piece.special)]
+        numbers = "+".join(map(str, piece.ids))
+        if width and width + len(numbers) + len(cell) > WIDTH:
+            lines.append("")
+            width = 0
+        lines[-1] += f"{' ' * bool(width)}{_styled(numbers, ['2'] * color)}{_styled(cell, codes if color else [])}"
+        width += len(numbers) + len(cell) + 1
+        if "\n" in text:
+            lines.append("")
+            width = 0
+    return "\n".join(lines)
+
+
+def _styled(text: str, codes: Sequence[str]) -> str:
+    """Text in a terminal's style, each line by itself: pagers forget a style at the end of one."""
+    if not codes:
+        return text
+    return "\n".join(f"\x1b[{';'.join(codes)}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
+
+
+# ---- a page -----------------------------------------------------------------------------------------------------
+
+STYLE = """
+:root { color-scheme: light dark; --learned: #d5efd9; --special: #ddd6fb; --faint: #666; --edge: #0002; --line: #ccc; }
+@media (prefers-color-scheme: dark) {
+  :root { --learned: #1d4a2b; --special: #493b80; --faint: #aaa; --edge: #fff3; --line: #555; }
+}
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+h3 { font-size: .9rem; font-weight: normal; color: var(--faint); margin: 1rem 0 .3rem; }
+h1, h2, h3, dd { overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
+dt { color: var(--faint); } dd { margin: 0; }
+.text { font: 14px/1.8 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
+div.text { border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
+mark { background: var(--learned); color: inherit; }
+mark, b { unicode-bidi: isolate; }
+b { background: var(--special); border-radius: 3px; }
+span { box-shadow: inset 1px 0 var(--edge); }
+sub { font-size: 10px; color: var(--faint); }
+""".strip()
+
+
+def as_html(
+    rows: RowDataset,
+    tokenizer: PreTrainedTokenizerFast,
+    row_numbers: Iterable[int],
+    *,
+    ids: bool = False,
+    title: str = "What is learned",
+    facts: Iterable[tuple[str, str]] = (),
+) -> str:
+    """Rows as a page that needs nothing beside itself and runs nothing; the ids of a token show under the pointer.
+
+    Args:
+        rows: to show some of.
+        tokenizer: the one that made them.
+        row_numbers: those to show.
+        ids: each token with its id behind it.
+        title: of the page.
+        facts: names and values to stand above the rows.
+    """
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{_plain(title)}</title>",
+        f"<style>\n{STYLE}\n</style>",
+        "</head>",
+        "<body>",
+        f"<h1>{_plain(title)}</h1>",
+        "<dl>",
+        *(f"<dt>{_plain(name)}</dt><dd>{_plain(fact)}</dd>" for name, fact in facts),
+        "</dl>",
+        f'<p class="text"><mark>{LEGEND[0]}</mark>   <b>{LEGEND[1]}</b>   {LEGEND[2]}\n{REST_OF_LEGEND}\n'
+        "Where a token begins there is a thin line; its id shows under the pointer.</p>",
+    ]
+    for number in row_numbers:
+        row = read_row(rows, tokenizer, number)
+        lines.append(f"<section>\n<h2>{html.escape(row.heading)}</h2>")
+        for part in row.parts:
+            if part.heading:
+                lines.append(f"<h3>{html.escape(part.heading)}</h3>")
+            lines.append(f'<div class="text">{_marked_up(part.pieces, ids)}</div>')
+        lines.append("</section>")
+    return "\n".join([*lines, "</body>", "</html>"]) + "\n"
+
+
+def _plain(text: str) -> str:
+    return html.escape(one_line(text))
+
+
+def _marked_up(pieces: Sequence[Piece], ids: bool) -> str:
+    parts = []
+    for learned, run in groupby(pieces, lambda piece: piece.learned):
+        inside = "".join(_token(piece, ids) for piece in run)
+        parts.append(f"<mark>{LEARNED[0]}{inside}{LEARNED[1]}</mark>" if learned else inside)
+    return "".join(parts)
+
+
+def _token(piece: Piece, ids: bool) -> str:
+    tag = "b" if piece.special else "span"
+    numbers = "+".join(map(str, piece.ids))
+    text, line_end = shown(piece), ""
+    if ids and text.endswith("\n"):  # the id stands on the line that its token ends
+        text, line_end = text[:-1], "\n"
+    behind = f"<sub>{numbers}</sub>{line_end}" if ids else ""
+    return f'<{tag} title="{numbers}">{html.escape(text)}{behind}</{tag}>'

@@ -1,0 +1,269 @@
+"""A prepared folder → rows for training: a map-style `Dataset` over memory-mapped files, and its collator.
+
+`tokens.py` writes the folder, `packing.py` says where rows lie.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from gpt2small_hf.config.data import PACKINGS
+from gpt2small_hf.data.corpus.encoder import token_bytes
+from gpt2small_hf.data.corpus.metadata import DAMAGED, check_complete, read_meta
+from gpt2small_hf.data.corpus.shards import OFFSET
+from gpt2small_hf.data.packing import (
+    BEST_FIT_VERSION,
+    best_fit,
+    count_rows,
+    restarting_positions,
+    row_span,
+)
+from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
+from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
+from gpt2small_hf.runs.files import atomic_write
+from gpt2small_hf.runs.layout import DataFolder
+
+BLOCK = 4_000_000
+
+
+def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
+
+    `position_ids` are there if the rows have them; `labels` are those of rows that have their own.
+    """
+    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+    return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
+
+
+class TextDataset(RowDataset):
+    """Rows of `seq_len` tokens made from one split's token stream. No token is read before a row is asked for.
+
+    `packing` says how:
+    - `stream`: the stream cut every `seq_len` tokens, as the reference series does; a row may begin inside a document.
+    - `bos_bestfit`: every row begins with a document, and each document in it with the end-of-text token that stands
+      before it in the stream (before the first one it is put there), GPT-2's BOS. `packing.best_fit` chooses them.
+      Long documents lose all that is past one row: see `cropped_share`.
+    - `isolate`: the rows of `stream`, whose documents do not see each other: `position_ids` start again at 0 at each
+      end-of-text token, and the model keeps apart what they part. That token is still predicted from its own document,
+      and a document's first token from it alone; no label is masked.
+
+    Held-out rows are always made with `stream`, however the training rows are: runs are compared on the same rows.
+    """
+
+    is_chat = False
+
+    def __init__(
+        self, folder: Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
+    ) -> None:
+        """Open a split; of its rows, only the first `max_rows` if given.
+
+        The first `bos_bestfit` rows of a length take a second or so a million documents; they are kept in the folder.
+
+        Raises: UsageError if the folder is not a whole prepared set, has no such split, or not one row of it, and for
+            an unknown packing.
+        """
+        if packing not in PACKINGS:
+            raise UsageError(f"there is no packing {packing!r}. Set --packing to one of {', '.join(PACKINGS)}.")
+        meta = read_meta(folder)
+        check_complete(folder, meta)
+        if split not in meta["splits"]:
+            raise UsageError(
+                f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
+                "Prepare it with --validation_fraction above 0 or with --validation_text."
+            )
+        counts = meta["splits"][split]
+        self.seq_len = seq_len
+        self.packing = packing
+        self.eos_id: int = meta["tokenizer"]["eos_token_id"]
+        self.n_tokens: int = counts["tokens"]
+        self._largest_id: int = counts["max_id"]
+        self.paths = [Path(folder) / name for name in counts["files"]]
+        self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+        self.n_rows = count_rows(self.n_tokens, seq_len)
+        if not self.n_rows:
+            raise UsageError(
+                f"the {split} split of {folder} has {self.n_tokens:,} tokens, less than one row of {seq_len:,}. "
+                f"Lower --seq_len to {self.n_tokens:,} or less, or prepare more text."
+            )
+        self.index: np.ndarray | None = None
+        if packing == "bos_bestfit":
+            self.documents_path = DataFolder(Path(folder)).documents(split)
+            self.index_path = DataFolder(Path(folder)).rows(split, packing, seq_len)
+            self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
+            self.n_rows = int(self.index[0]) - 1
+        # Whatever `max_rows`; a last partial row counts among what is left out.
+        self.cropped_share = 1 - self.n_rows * seq_len / self.n_tokens
+        if max_rows is not None:
+            self.n_rows = min(self.n_rows, max_rows)
+        self.open()
+
+    def open(self) -> None:
+        """Map the files. Done again in every worker process: a map does not travel, its path does."""
+        self.shards = [np.memmap(path, self.dtype, "r") for path in self.paths]
+        self.first_tokens = np.cumsum([0, *map(len, self.shards)])
+        if self.packing == "bos_bestfit":
+            self.documents = np.memmap(self.documents_path, OFFSET, "r")
+            if self.index is None:
+                self.index = np.load(self.index_path, mmap_mode="r")[:-1]
+
+    def __len__(self) -> int:
+        return self.n_rows
+
+    def __getitem__(self, row: int) -> dict[str, np.ndarray]:
+        """Row number `row`: {"input_ids": int64, shape (seq_len,)}; with `isolate`, `position_ids` like it."""
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"row {row} of {len(self)}")
+        row %= len(self)
+        if self.index is not None:
+            return {"input_ids": self._from_documents(self.index[self.index[row] : self.index[row + 1]])}
+        input_ids = self.tokens(*row_span(row, self.seq_len))
+        if self.packing == "isolate":
+            return {"input_ids": input_ids, "position_ids": restarting_positions(input_ids, self.eos_id)}
+        return {"input_ids": input_ids}
+
+    def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
+        """See the function of this name."""
+        return collate(rows)
+
+    def padding_row(self) -> dict[str, np.ndarray]:
+        """Return the last row without its labels."""
+        row = self[-1]
+        return {**row, "labels": np.full_like(row["input_ids"], IGNORED)}
+
+    @property
+    def tokens_per_row(self) -> float:
+        return self.seq_len
+
+    @property
+    def largest_id(self) -> int:
+        return self._largest_id
+
+    def supervised_per_row(self) -> np.ndarray:
+        """All but the first token of each row."""
+        return np.full(len(self), self.seq_len - 1)
+
+    def supervised_tokens(self) -> np.ndarray:
+        """Ids of the supervised tokens. Of rows that are cut from the stream only, as held-out rows are."""
+        return self._supervised(self.tokens(0, len(self) * self.seq_len))
+
+    def supervised_bytes(self, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
+        """Bytes of text of each supervised token; an end-of-text token has none."""
+        return self._supervised(token_bytes(tokenizer, self.tokens(0, len(self) * self.seq_len)))
+
+    def _supervised(self, stream: np.ndarray) -> np.ndarray:
+        assert self.packing != "bos_bestfit"
+        return stream.reshape(len(self), self.seq_len)[:, 1:].reshape(-1)
+
+    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
+        """Yield the first `most` tokens of the split's stream."""
+        return stream_blocks(self, most)
+
+    def row_starts(self, row: int) -> np.ndarray:
+        """Where documents start that do not see each other: 0 alone, unless they are isolated."""
+        found = self[row]
+        return np.flatnonzero(found["position_ids"] == 0) if "position_ids" in found else np.zeros(1, int)
+
+    def row_facts(self, row: int) -> list[str]:
+        """How many documents a row has, or end-of-text tokens where a document does not begin a part."""
+        if self.packing == "isolate":
+            return [counted(len(self.row_starts(row)), "document")]
+        return [counted(int((self[row]["input_ids"] == self.eos_id).sum()), "end-of-text token")]
+
+    def part_heading(self, row: int, part: int, tokens: str) -> str:
+        """The document's number in its row, if documents are isolated."""
+        return f"document {part + 1} of {len(self.row_starts(row))}: {tokens}" if self.packing == "isolate" else ""
+
+    def _from_documents(self, documents: np.ndarray) -> np.ndarray:
+        """The row of these documents: an end-of-text token before each, the last one cropped to what is left."""
+        row = np.full(self.seq_len, self.eos_id, np.int64)
+        at = 0
+        for document in documents:
+            start, end = map(int, self.documents[document : document + 2])  # its own end-of-text token is the last
+            length = min(end - start, self.seq_len - at)
+            row[at + 1 : at + length] = self.tokens(start, start + length - 1)
+            at += length
+        return row
+
+    def tokens(self, start: int, end: int) -> np.ndarray:
+        """Tokens of the split's stream from `start` up to `end`, int64, whatever the packing; across files too."""
+        parts: list[np.ndarray] = [np.empty(0, np.int64)]
+        shard = int(np.searchsorted(self.first_tokens, start, side="right")) - 1
+        while start < end:
+            offset = start - int(self.first_tokens[shard])
+            parts.append(self.shards[shard][offset : offset + end - start])
+            start += len(parts[-1])
+            shard += 1
+        return np.concatenate(parts)
+
+    def __getstate__(self) -> dict[str, Any]:
+        index = None if isinstance(self.index, np.memmap) else self.index  # one that is in no file has to travel
+        return self.__dict__ | {"shards": [], "documents": None, "index": index}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.open()
+
+
+def stream_blocks(rows: TextDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
+    """Yield the first `most` tokens of a split's stream in blocks that overlap by some."""
+    end = min(rows.n_tokens, most)
+    for start in range(0, end, BLOCK):
+        yield rows.tokens(max(0, start - overlap), min(start + BLOCK, end))
+
+
+# ---- rows of whole documents ------------------------------------------------------------------------------------
+
+
+def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
+    """Find the rows of `packing.best_fit` in the file at `path`, or make them and keep them there.
+
+    The file's last number is a checksum of the others and of all they were made from: a damaged file, and one made
+    from other documents or by another version, is made again.
+
+    `documents`: where each starts in the stream, then the stream's length.
+
+    Returns: what `best_fit` returns, memory-mapped; in memory where the file cannot be written.
+    """
+    made_from = zlib.crc32(documents.data, zlib.crc32(f"{BEST_FIT_VERSION} {seq_len}".encode()))
+    if (found := read_index(path, made_from)) is not None:
+        return found
+    index = best_fit(np.diff(documents), seq_len).astype("<i8")
+    try:
+        with atomic_write(path) as temporary, temporary.open("wb") as file:
+            np.save(file, np.append(index, zlib.crc32(index.data, made_from)))
+    except OSError:  # a folder of someone else, a full disk
+        return index
+    kept = read_index(path, made_from)
+    return index if kept is None else kept
+
+
+def read_index(path: Path, made_from: int) -> np.ndarray | None:
+    """The rows in the file at `path`, memory-mapped, if it is whole and was made from that."""
+    try:
+        saved = np.load(path, mmap_mode="r")
+    except (OSError, ValueError, EOFError):  # absent, no array, cut off
+        return None
+    if saved.ndim == 1 and saved.dtype == "<i8" and len(saved) and saved[-1] == zlib.crc32(saved[:-1].data, made_from):
+        return saved[:-1]
+    return None
+
+
+def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
+    """Where each document of a split starts in its stream, then the stream's length: uint64, memory-mapped.
+
+    Raises: UsageError if the file does not fit what meta.json says of the split.
+    """
+    size = path.stat().st_size if path.is_file() else 0
+    if size == (counts["documents"] + 1) * OFFSET.itemsize:
+        documents = np.memmap(path, OFFSET, "r")
+        if documents[0] == 0 and documents[-1] == counts["tokens"] and (documents[1:] > documents[:-1]).all():
+            return documents
+    raise UsageError(f"{path} does not say where the {counts['documents']:,} documents start. {DAMAGED}")
