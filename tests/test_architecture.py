@@ -1,4 +1,4 @@
-"""The rooms' import rules, read from the source: one direction, no circles, nothing in `model/` a stranger lacks."""
+"""Import rules of the packages, read from the source: one direction, no cycles, few dependencies in `model/`."""
 
 import ast
 import subprocess
@@ -14,7 +14,7 @@ MAY_IMPORT = {  # docs/architecture.md explains the order
     "runs": {"errors", "invocation"},
     "config": {"runs", "errors", "invocation", "resources"},
     "data": {"runs", "errors", "formatting", "config", "invocation"},
-    "conversion": {"model", "data", "runs", "errors", "resources"},
+    "conversion": {"model", "data", "runs", "errors", "formatting", "resources"},
     "evaluation": {"model", "data", "runs", "errors", "formatting", "config"},
     "report": {"runs", "errors", "formatting", "config", "invocation", "resources"},
     "training": {
@@ -47,17 +47,17 @@ def imports(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
-def test_rooms_import_only_rooms_below_them(path):
-    room = path.relative_to(REPOSITORY / PACKAGE).parts[0]
+def test_packages_import_only_packages_below_them(path):
+    package = path.relative_to(REPOSITORY / PACKAGE).parts[0]
     for name in imports(path):
         first, _, rest = name.partition(".")
         if first == PACKAGE:
-            assert rest.split(".")[0] in MAY_IMPORT[room] | {room}, f"{path} imports {name}"
-        assert first not in ("train", "upload", "tests"), f"{path} imports the door {name}"
+            assert rest.split(".")[0] in MAY_IMPORT[package] | {package}, f"{path} imports {name}"
+        assert first not in ("train", "upload", "tests"), f"{path} imports the entry point {name}"
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / PACKAGE / "model").glob("*.py")), ids=lambda p: p.name)
-def test_model_files_import_what_a_stranger_has(path):
+def test_model_files_import_only_published_dependencies(path):
     allowed = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
     for name in imports(path):
         sibling = name.startswith(".") and not name.startswith("..") and (path.parent / f"{name[1:]}.py").is_file()

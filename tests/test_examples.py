@@ -44,14 +44,14 @@ def commanded(path: Path) -> Namespace:
 
 
 @pytest.mark.parametrize("path", [*ACCELERATE, SKY], ids=lambda path: path.name)
-def test_an_example_opens_with_what_it_shows_on_what_machine_and_its_command(path):
+def test_example_config_starts_with_three_comment_lines(path):
     assert list(head(path)) == ["Shows", "Machine", "Command"]
     assert all(head(path).values())
     assert max(map(len, path.read_text(encoding="utf-8").splitlines())) <= 120
 
 
 def unknown_keys(config: ClusterConfig, args: Namespace) -> list[str]:
-    """Keys of the nested sections that no launcher's flag answers to: accelerate passes over them without a word."""
+    """Keys of the nested sections that no launcher's flag answers to: accelerate ignores them silently."""
     sections = (config.fsdp_config, config.deepspeed_config)
     return [key for section in sections for key in section if not hasattr(args, key)]
 
@@ -62,13 +62,13 @@ def test_accelerate_knows_every_key_and_every_word_of_the_command(path, monkeypa
     config = load_config_from_file(str(path))  # raises for unknown keys of the outer level
     assert unknown_keys(config, commanded(path)) == []
     assert config.num_processes == 8 * config.num_machines
-    # The recipe says these; said twice, they could contradict each other.
+    # Only the recipe sets these, so that the two cannot contradict each other.
     assert config.mixed_precision is None
     recipe = {action.dest for action in FlagParser(TrainerArguments)._actions}
     assert {*config.fsdp_config, *config.deepspeed_config} & recipe == set()
 
 
-def test_a_key_that_accelerate_does_not_know_is_found(tmp_path, monkeypatch):
+def test_key_unknown_to_accelerate_is_found(tmp_path, monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     path = REPOSITORY / "examples" / "accelerate" / "fsdp2-8gpu.yaml"
     text = path.read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ def test_the_shards_are_what_the_file_says_and_each_layer_is_one(monkeypatch):
     assert plugin.auto_wrap_policy.keywords["transformer_layer_cls"] == {type(layer) for layer in model.model.layers}
 
 
-def test_two_machines_share_sixteen_processes_and_meet_at_the_first(monkeypatch):
+def test_two_nodes_share_sixteen_processes_and_rendezvous_at_the_first(monkeypatch):
     monkeypatch.chdir(REPOSITORY)
     args, *_ = _validate_launch_command(commanded(REPOSITORY / "examples" / "accelerate" / "two-nodes.yaml"))
     args.machine_rank = 1  # on the first, accelerate would look whether the port is free
@@ -135,7 +135,7 @@ def sky_task() -> dict[str, Any]:
     return yaml.safe_load(SKY.read_text(encoding="utf-8"))
 
 
-def test_the_cloud_example_asks_for_eight_gpus_keeps_the_run_in_a_bucket_and_holds_no_secret():
+def test_cloud_example_requests_eight_gpus_and_a_bucket_and_has_no_secret():
     task = sky_task()
     assert set(task["resources"]["accelerators"].values()) == {8}
     ((mounted, bucket),) = task["file_mounts"].items()
@@ -157,7 +157,7 @@ def test_skypilot_accepts_the_cloud_example(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_cloud_examples_commands_train_here_and_run_again_do_no_harm(tmp_path):
+def test_cloud_example_trains_locally_and_can_be_repeated(tmp_path):
     words, alone = iter(tiny_words(tmp_path, tmp_path)[1:]), ("--use_cpu", "--sample_all_checkpoints")
     settings = {word.removeprefix("--"): True if word in alone else next(words) for word in words}
     del settings["output_dir"]

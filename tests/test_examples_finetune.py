@@ -1,4 +1,4 @@
-"""The example that fine-tunes a published model: what it learns from, what it writes, and what it says to mistakes."""
+"""examples/finetune_from_hub.py: supervised tokens, the saved model, and error messages."""
 
 import json
 import re
@@ -77,14 +77,14 @@ def tokenizer(tiny_run, example):
         max_size=5,
     )
 )
-def test_the_answers_and_their_end_tokens_are_all_that_is_learned(example, tokenizer, chat):
+def test_only_answers_and_their_end_tokens_are_supervised(example, tokenizer, chat):
     row = example["labelled"](chat, tokenizer)
     learned = [id for id in row["labels"] if id != -100]
     answers = [turn["content"].strip() for turn in chat if turn["role"] == "assistant"]
     assert tokenizer.decode(learned) == "".join(answer + tokenizer.eos_token for answer in answers)
     assert all(label in (-100, id) for id, label in zip(row["input_ids"], row["labels"], strict=True))
 
-    # An answer stands where it will be asked for: after the very tokens of the prompt.
+    # An answer follows exactly the tokens of the generation prompt.
     for n, turn in enumerate(chat):
         if turn["role"] == "assistant" and n:
             prompt = tokenizer.apply_chat_template(chat[:n], add_generation_prompt=True)["input_ids"]
@@ -93,7 +93,7 @@ def test_the_answers_and_their_end_tokens_are_all_that_is_learned(example, token
             assert row["labels"][len(prompt)] == row["input_ids"][len(prompt)]
 
 
-def test_a_padded_batch_loses_what_its_rows_lose_alone(tiny_run, example, tokenizer):
+def test_loss_of_a_padded_batch_equals_its_rows_alone(tiny_run, example, tokenizer):
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
     rows = [example["labelled"](chat, tokenizer) for chat in chats()[:4]]
     assert len({len(row["labels"]) for row in rows}) > 1
@@ -174,7 +174,7 @@ def test_few_conversations_make_small_batches_many_epochs_and_keep_the_last(tiny
     assert not [*tmp_path.glob("out/checkpoints/*")]
 
 
-def test_the_conversations_beside_the_example_can_all_be_learned_from(example, tokenizer):
+def test_every_included_conversation_has_a_supervised_token(example, tokenizer):
     conversations = example["read"](EXAMPLE.parent / "data" / "chats.jsonl")
     assert len(conversations) >= 100
     for chat in conversations:

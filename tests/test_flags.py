@@ -40,21 +40,21 @@ def fill(words):
         },
     )
 )
-def test_a_recipe_written_as_flags_means_the_same(recipe):
+def test_recipe_written_as_flags_gives_the_same_settings(recipe):
     assert fill(as_flags(recipe)) == Settings(**recipe)
 
 
-def test_a_flag_wins_over_the_recipe_and_the_recipe_over_the_default():
+def test_flag_overrides_recipe_and_recipe_overrides_default():
     settings = fill([*as_flags({"learning_rate": 0.2, "names": ["a", "b"]}), "--learning_rate", "0.3"])
     assert settings == Settings(learning_rate=0.3, names=["a", "b"])
 
 
-def test_no_is_a_word_in_a_recipe_and_false_is_not(tmp_path):
+def test_recipe_reads_no_as_a_string_and_false_as_a_boolean(tmp_path):
     (tmp_path / "r.yaml").write_text("eval_strategy: no\nbf16: false\nshuffle: True\n")
     assert read_recipe(tmp_path / "r.yaml") == {"eval_strategy": "no", "bf16": False, "shuffle": True}
 
 
-def test_a_recipe_says_only_what_differs_from_the_one_it_extends(tmp_path):
+def test_recipe_overrides_the_one_it_extends(tmp_path):
     (tmp_path / "base.yaml").write_text("max_steps: 5\nlearning_rate: 0.2\nbf16: true\n")
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "middle.yaml").write_text("extends: ../base.yaml\nlearning_rate: 0.3\n")
@@ -101,7 +101,7 @@ def test_recipes_that_extend_each_other_are_refused_and_so_is_one_that_is_not_th
         read_recipe(tmp_path / "c.yaml")
 
 
-def test_dashes_are_understood_and_abbreviations_are_not():
+def test_dashes_are_accepted_and_abbreviations_are_not():
     assert fill(["--learning-rate", "0.5"]).learning_rate == 0.5
     with pytest.raises(UsageError, match=r"--learning is not a flag\. Did you mean --learning_rate\?"):
         fill(["--learning", "0.5"])
@@ -116,7 +116,7 @@ def test_dashes_are_understood_and_abbreviations_are_not():
         (["stray"], "stray stands where a flag was expected"),
     ],
 )
-def test_a_mistake_names_the_remedy(words, message):
+def test_flag_error_names_the_fix(words, message):
     with pytest.raises(UsageError) as caught:
         fill(words)
     assert str(caught.value).startswith(message)
@@ -134,7 +134,7 @@ def test_a_mistake_names_the_remedy(words, message):
         ("a: 1\na: 2\n", "a stands twice"),
     ],
 )
-def test_a_broken_recipe_is_named(tmp_path, content, words):
+def test_invalid_recipe_is_reported_with_its_path(tmp_path, content, words):
     path = tmp_path / "r.yaml"
     if content:
         path.write_text(content)
@@ -145,7 +145,7 @@ def test_a_broken_recipe_is_named(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("spelled", ["--preflight_only", "--preflight_only true", "--preflight-only=true"])
-def test_words_lose_a_flag_and_its_value_alone(spelled):
+def test_without_flags_removes_a_flag_and_its_value(spelled):
     words = ["r.yaml", *spelled.split(), "--output_dir", "runs/preflight-a", "--prompts", "One", "preflight"]
     kept = ["r.yaml", "--output_dir", "runs/preflight-a", "--prompts", "One", "preflight"]
     assert without_flags(words, {"preflight_only"}) == kept

@@ -58,7 +58,7 @@ def start(place: Path, *words: str) -> subprocess.Popen[str]:
     """The command, in a process of its own, as from a terminal."""
     command = [sys.executable, "-m", "gpt2small_hf", "sweep", "ladder", "--seeds", "2", *words]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    # A shell lets its background jobs ignore SIGINT, and what they start: whoever runs the tests may be one.
+    # A shell makes its background jobs ignore SIGINT, also their children: the tests may run in such a job.
     return subprocess.Popen(
         command,
         cwd=place,
@@ -123,7 +123,7 @@ def test_every_run_has_its_own_seeds_and_the_results_are_written(swept):
 
 
 @pytest.mark.slow
-def test_done_again_it_passes_over_what_is_done_and_refuses_what_was_changed(swept, monkeypatch, capfd):
+def test_repeated_sweep_skips_finished_runs_and_refuses_changed_recipes(swept, monkeypatch, capfd):
     place, _ = swept
     monkeypatch.chdir(place)
     before, words = finished(place), ["ladder", "--seeds", "2"]
@@ -151,8 +151,8 @@ def test_done_again_it_passes_over_what_is_done_and_refuses_what_was_changed(swe
 
 
 @pytest.mark.slow
-def test_killed_the_same_command_goes_on_and_ends_with_the_same_weights(swept, tmp_path):
-    """The sweep alone is killed: what it began goes on, and must be at its end before another sweep begins."""
+def test_killed_sweep_resumes_and_ends_with_the_same_weights(swept, tmp_path):
+    """Only the sweep is killed: its running training continues, and must end before another sweep can start."""
     write_recipes(tmp_path)
     process = start(tmp_path, "--only", "baseline")
     wait_for(lambda: (tmp_path / "runs/ladder/baseline-i1-t2/resolved.json").exists(), process)
@@ -172,7 +172,7 @@ def test_killed_the_same_command_goes_on_and_ends_with_the_same_weights(swept, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_the_runs_once_they_are_saved_and_leaves_a_table(tmp_path, number):
+def test_signal_stops_a_sweep_after_its_runs_are_saved(tmp_path, number):
     write_recipes(tmp_path, steps=4000)
     process = start(tmp_path, "--n_jobs", "2", "--only", "baseline")
     logs = [tmp_path / "runs/ladder" / f"baseline-i1-t{t}.log" for t in (1, 2)]
@@ -249,7 +249,7 @@ def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_
     assert not list((tmp_path / "runs").glob("*/*-i*"))
 
 
-def test_the_small_ladder_is_the_series_at_one_measure(tmp_path, monkeypatch):
+def test_small_interventions_are_measured_on_the_same_rows(tmp_path, monkeypatch):
     """Every recipe is accepted, measured on the baseline's rows, says three things, and follows the rule it names."""
     monkeypatch.chdir(tmp_path)
     recipes = find_recipes(SMALL_LADDER)

@@ -5,7 +5,7 @@
 Without a recipe, two runs: `examples/chat.yaml`, and the same recipe with 30 of its chats (`--chat_data`). Both start
 from runs/tiny (`python train.py`) and are written to a temporary folder. Time starts with the first step; what comes
 before is printed as start-up. A step is all that the Trainer does from fetching its rows to its optimizer's update;
-evaluations, checkpoints, samples, charts, logs and all that follows the last step are beside it.
+evaluations, checkpoints, samples, charts, logs and everything after the last step are listed apart from them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Clock:
             self.seconds[self.open[-1][0]] -= took
 
     def start_here(self) -> None:
-        """Forget what was measured up to now, except how long it was."""
+        """Drop the measurements so far, but keep their total time."""
         now = time.perf_counter()
         self.startup = now - self.open[0][1]
         self.open = [(name, now) for name, _ in self.open]

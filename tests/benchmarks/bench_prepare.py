@@ -3,7 +3,7 @@
     python tests/benchmarks/bench_prepare.py [--megabytes 60] [--pairs 5] [--skip_memory]
 
 Both get the same text with the same vocabulary on the same machine, in turns. Ours is the whole of `prepare`, from the
-file on disk to the finished folder on disk. Theirs is `Tokenizer.encode_batch` alone, on texts that lie in memory
+file on disk to the finished folder on disk. Theirs is `Tokenizer.encode_batch` alone, on texts in memory
 already, with all the threads it wants.
 """
 

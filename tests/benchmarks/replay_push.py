@@ -526,7 +526,7 @@ def replay(place: Place, case: Case) -> Found:
 def cases_of(name: str, transport: str, calls: Counter[str]) -> list[Case]:
     """All cases of a scenario whose command makes these calls: the first of a name fails, or the last, or all.
 
-    What both transports do alike in a new repository is tried in all ways with one of them.
+    Cases in which both transports behave the same in a new repository are run with one of them.
     """
     scenario = SCENARIOS[name]
     of_xet = ("xet-token", "xorb", "shard", "preupload", "commit")

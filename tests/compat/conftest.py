@@ -1,4 +1,4 @@
-"""The folder that all these tests use, and processes in which its code can only come from the folder itself."""
+"""The published folder that these tests use, and processes that can import its code only from that folder."""
 
 import os
 import sys
@@ -25,8 +25,8 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_package(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict]:
     """Arguments for `subprocess` to run code where every installed library but ours can be imported.
 
-    In a process that has imported our package its classes win over a folder's own code, silently. -I and -S leave out
-    the current folder, PYTHONPATH and site-packages, hence an editable install too.
+    In a process that has imported this package, its classes silently take precedence over the folder's
+    code. -I and -S leave out the current folder, PYTHONPATH and site-packages, so also an editable install.
     """
     place = tmp_path_factory.mktemp("without_us")
     packages = place / "site-packages"  # dill knows installed modules by this name

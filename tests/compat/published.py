@@ -1,4 +1,4 @@
-"""A published folder as a stranger would download it: a tiny model that has learned a little, and its tokenizer."""
+"""A published folder as a user downloads it: a tiny model after 40 training steps, and its tokenizer."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from gpt2small_hf.data.tokenizer import train_tokenizer
 CONTEXT = 128
 QUESTION = "What did the fox see?"
 
-# The generation marks tell a trainer which tokens the assistant wrote.
+# The generation tags mark the supervised tokens.
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message.role + '\n' }}"
@@ -25,7 +25,7 @@ CHATML = (
 
 
 def conversations() -> list[list[dict[str, str]]]:
-    """Twelve short ones, of different lengths."""
+    """Return twelve short conversations of different lengths."""
     return [
         [
             {"role": "user", "content": f"What did the {who} {verb}?"},
@@ -39,7 +39,7 @@ def conversations() -> list[list[dict[str, str]]]:
 def publish(folder: Path) -> None:
     """Save model, code, tokenizer and template into `folder`."""
     tokenizer = chat_tokenizer()
-    model = taught(tokenizer)
+    model = trained_model(tokenizer)
     model.generation_config._from_model_config = False
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|im_end|>")]
     model.save_pretrained(folder)
@@ -47,7 +47,7 @@ def publish(folder: Path) -> None:
 
 
 def chat_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level BPE with ChatML's two marks and its template."""
+    """Return a byte-level BPE with ChatML's two markers and its template."""
     tokenizer = train_tokenizer([turn["content"] + " " for chat in conversations() for turn in chat] * 4, 300)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.chat_template = CHATML
@@ -55,8 +55,8 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def taught(tokenizer: PreTrainedTokenizerFast) -> GPT2SmallForCausalLM:
-    """A model after a second of training: its scores are not flat, so equal texts and losses mean something."""
+def trained_model(tokenizer: PreTrainedTokenizerFast) -> GPT2SmallForCausalLM:
+    """Return a model after 40 steps, so that its logits differ and equal texts and losses are informative."""
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(

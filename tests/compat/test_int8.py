@@ -18,7 +18,7 @@ def loss(model, folder):
     return model.eval()(**rows, labels=labels).loss.item()
 
 
-def test_eight_bit_weights_cost_little_and_a_saved_copy_is_the_same_model(published, tmp_path):
+def test_int8_weights_change_the_loss_little_and_survive_saving(published, tmp_path):
     full = AutoModelForCausalLM.from_pretrained(published)
     option = TorchAoConfig(quantization.Int8WeightOnlyConfig())
     small = AutoModelForCausalLM.from_pretrained(published, quantization_config=option)

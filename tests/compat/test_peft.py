@@ -48,7 +48,7 @@ def adapted(published, rows):
     return model.eval(), losses
 
 
-def test_an_adapter_on_every_linear_layer_learns_and_the_models_own_weights_stay(published, adapted):
+def test_adapter_on_every_linear_layer_learns_and_base_weights_stay(published, adapted):
     model, losses = adapted
     assert losses[-1] < 0.8 * losses[0]
     layers = {name.split(".lora_")[0].split(".model.")[-1] for name, p in model.named_parameters() if p.requires_grad}
@@ -101,7 +101,7 @@ def test_a_merged_model_scores_the_same_and_keeps_its_code(published, adapted, r
 
 
 @pytest.mark.slow
-def test_the_example_needs_nothing_of_ours_and_lowers_the_held_out_loss(published, without_package, tmp_path):
+def test_lora_example_needs_no_package_of_ours_and_lowers_the_loss(published, without_package, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(turn["content"].upper() for chat in conversations() for turn in chat))
     start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -151,7 +151,7 @@ print((one - two).abs().max().item(), (one - three).abs().max().item())
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_input_of_the_example_is_one_line(words, complaint, published, tmp_path, monkeypatch, capsys):
+def test_lora_example_reports_user_errors_in_one_line(words, complaint, published, tmp_path, monkeypatch, capsys):
     Path(tmp_path, "bad.jsonl").write_text('{"words": "no field text"}\n')
     Path(tmp_path, "number.jsonl").write_text('{"text": 7}\n')
     Path(tmp_path, "short.txt").write_text("One line.\n")

@@ -51,7 +51,7 @@ def run(made, tmp_path) -> RunFolder:
     return RunFolder(tmp_path / "runs" / "talk")
 
 
-def test_adapter_is_published_beside_its_base_and_loads_from_there(hub, push, run):
+def test_adapter_is_published_with_a_link_to_its_base_and_loads(hub, push, run):
     done = push("runs/talk/adapter", "you/talk-adapter")
     assert done.status == 2
     assert done.refusal.startswith("an adapter needs its base, and base is not public on the Hub as it was trained on.")

@@ -54,7 +54,7 @@ class Made:
     place: Path
     base: Path
     more: tuple[str, ...]
-    """Words that made it, beside those of all runs here."""
+    """Arguments of this run, in addition to those of all runs here."""
 
     def words(self, root: Path) -> list[str]:
         """Words for the same run in another folder."""
@@ -233,7 +233,7 @@ def same_weights(one: RunFolder, other: RunFolder) -> bool:
 
 
 def cut_off(run: RunFolder, root: Path, n_checkpoints: int | None = None) -> RunFolder:
-    """A copy that has come as far as so many checkpoints, or past its last step."""
+    """Return a copy that was interrupted after `n_checkpoints` checkpoints, or after its last step."""
     shutil.copytree(run.root, root)
     cut = RunFolder(root)
     checkpoints = sorted(cut.checkpoints.iterdir(), key=lambda path: int(path.name.split("-")[1]))

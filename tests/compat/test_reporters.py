@@ -1,4 +1,4 @@
-"""A run's figures in the trackers that the Trainer speaks to, each offline."""
+"""A run's metrics in each tracker of the Trainer, offline."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ WANTED = {"loss_max", "grad_norm_mean", "tokens_per_second", "data_wait", "learn
 def test_a_run_reports_every_figure(reporter, tmp_path):
     pytest.importorskip(reporter)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--report_to", reporter, "--run_name", "a-run"]
-    places = {name: str(tmp_path / "said") for name in ("TRACKIO_DIR", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR")}
+    places = {name: str(tmp_path / "logs") for name in ("TRACKIO_DIR", "TENSORBOARD_LOGGING_DIR", "WANDB_DIR")}
     done = subprocess.run(
         [sys.executable, str(REPOSITORY / "train.py"), *words],
         cwd=tmp_path,
@@ -27,9 +27,9 @@ def test_a_run_reports_every_figure(reporter, tmp_path):
     if reporter == "tensorboard":
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-        (folder,) = {path.parent for path in (tmp_path / "said").rglob("events.out.tfevents.*")}
+        (folder,) = {path.parent for path in (tmp_path / "logs").rglob("events.out.tfevents.*")}
         found = {name.removeprefix("train/") for name in EventAccumulator(str(folder)).Reload().Tags()["scalars"]}
     else:  # both keep the names as text in files of their own
-        kept = b"".join(path.read_bytes() for path in (tmp_path / "said").rglob("*") if path.is_file())
+        kept = b"".join(path.read_bytes() for path in (tmp_path / "logs").rglob("*") if path.is_file())
         found = {name for name in WANTED if name.encode() in kept}
     assert found >= WANTED

@@ -72,20 +72,20 @@ def test_an_answer_ends_at_the_templates_end_token_at_once_and_word_by_word(ask,
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["stop"]
 
 
-def test_the_answer_is_the_one_that_the_run_wrote_down(ask, chat_run):
+def test_answer_equals_the_one_in_samples_jsonl(ask, chat_run):
     last = read_jsonl(chat_run.samples)[-1]
     assert last["prompt"] == QUESTION
     answer = ask(CHATS["a question"], max_tokens=ENOUGH)
     assert answer.choices[0].message.content == last["greedy"] != ""
 
 
-def test_an_answer_that_a_limit_cuts_off_says_so(ask, chat_run, tokenizer):
+def test_truncated_answer_has_finish_reason_length(ask, chat_run, tokenizer):
     answer = ask(CHATS["a question"], max_tokens=3)
     assert answer.choices[0].finish_reason == "length"
     assert answer.choices[0].message.content == tokenizer.decode(generated(chat_run.model, CHATS["a question"])[1][:3])
 
 
-def test_without_a_limit_an_answer_ends_all_the_same(ask):
+def test_answer_without_a_limit_ends(ask):
     """The server then allows 1,024 tokens, which the context could not hold."""
     limited, free = ask(CHATS["a question"], max_tokens=ENOUGH), ask(CHATS["a question"])
     assert free.choices[0].message.content == limited.choices[0].message.content
@@ -103,7 +103,7 @@ def test_eight_requests_at_a_time_each_get_the_answer_to_their_own(ask, chat_run
 
 
 def test_transformers_chat_gets_one_ended_answer_after_another(server, chat_run, tokenizer, without_package, tmp_path):
-    """It allows 256 tokens, which the context could not hold, and asks whether to go on when a limit cut one off."""
+    """It allows 256 tokens, which the context could not hold, and asks whether to continue a truncated answer."""
     typed = f"{QUESTION}\n{ANOTHER}\n!exit\n"
     done = talk(server, str(chat_run.model), without_package, typed, "--save-folder", str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -115,7 +115,7 @@ def test_transformers_chat_gets_one_ended_answer_after_another(server, chat_run,
     assert "Continue generating?" not in done.stdout
 
 
-def test_without_the_end_token_among_the_stop_tokens_an_answer_runs_on(chat_run, tokenizer, tmp_path):
+def test_answer_continues_without_the_end_token_among_the_stop_tokens(chat_run, tokenizer, tmp_path):
     folder = tmp_path / "model"
     shutil.copytree(chat_run.model, folder)
     settings = json.loads((folder / "generation_config.json").read_text())

@@ -66,7 +66,7 @@ def test_several_requests_in_one_row_reach_the_engine_without_a_mask(published):
     assert [call["mask"] for state in states.values() for call in state.calls] == [None, None]
 
 
-def test_the_folder_says_what_an_engine_looks_for(published):
+def test_folder_has_the_settings_that_engines_read(published):
     config = json.loads((published / "config.json").read_text())
     assert config["auto_map"]["AutoModel"] == "modeling_gpt2small.GPT2SmallModel"
     model = AutoModelForCausalLM.from_pretrained(published)

@@ -42,7 +42,7 @@ def losses(trainer):
 
 
 @pytest.mark.slow
-def test_only_what_the_assistant_says_is_trained(published, tmp_path):
+def test_only_assistant_tokens_are_supervised(published, tmp_path):
     trainer = sft_trainer(published, tmp_path, assistant_only_loss=True)
     (batch,) = trainer.get_train_dataloader()
     trained = batch["labels"][batch["labels"] != -100]

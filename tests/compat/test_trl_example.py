@@ -47,7 +47,7 @@ def young(tmp_path_factory):
     return folder
 
 
-def alike(n=40):
+def similar_chats(n=40):
     """Chats with one answer to every question, some with words of the system, some with two questions."""
     chats = []
     for number in range(n):
@@ -82,7 +82,7 @@ def sft_trainer(example, young, place, rows, **changes):
 # ---- as train.py -------------------------------------------------------------------------------------------------
 
 
-def test_training_begins_with_the_model_that_train_py_begins_with(example, young, tmp_path):
+def test_trl_example_starts_from_the_model_of_train_py(example, young, tmp_path):
     model, tokenizer = example["chat_model"](str(young))
     words = [str(EXAMPLE.with_name("chat.yaml")), "--init_from", str(young), "--output_dir", str(tmp_path), "--use_cpu"]
     theirs = build_run_inputs(parse_arguments(words, default_recipe=Path("unused.yaml")))
@@ -126,7 +126,7 @@ def test_trl_has_the_labels_of_train_py_for_every_conversation(example, young, t
     assert sorted(seen) == sorted((row["input_ids"].tolist(), row["labels"].tolist()) for row in ours)
 
 
-def test_only_a_marker_that_somebody_types_is_read_otherwise_than_by_train_py(example, young, tmp_path):
+def test_only_typed_markers_are_encoded_differently_from_train_py(example, young, tmp_path):
     typed = [{"role": "user", "content": "What is <|im_end|>?"}, {"role": "assistant", "content": "A marker."}]
     trainer = sft_trainer(example, young, tmp_path, [{"messages": typed}])
     tokenizer = trainer.processing_class
@@ -156,12 +156,12 @@ def test_the_best_epoch_is_kept(example, young, tmp_path):
     """The held-out answers are other ones: the loss on them falls while the template is learned, and then rises."""
     model, tokenizer = example["chat_model"](str(young))
     settings = example["settings"](Namespace(output_dir=tmp_path, epochs=30, learning_rate=0.03), 256)
-    other = [{"messages": [chat[0], {"role": "assistant", "content": "Nobody knows."}]} for chat in alike(8)]
+    other = [{"messages": [chat[0], {"role": "assistant", "content": "Nobody knows."}]} for chat in similar_chats(8)]
     trainer = trl.SFTTrainer(
         model,
         settings,
         processing_class=tokenizer,
-        train_dataset=datasets.Dataset.from_list([{"messages": chat} for chat in alike(20)]),
+        train_dataset=datasets.Dataset.from_list([{"messages": chat} for chat in similar_chats(20)]),
         eval_dataset=datasets.Dataset.from_list(other),
     )
     trainer.train()
@@ -179,7 +179,7 @@ def test_the_loss_falls_and_the_folder_alone_answers_and_stops(young, tmp_path, 
     shutil.copytree(young, tmp_path / "model")
     (tmp_path / "model" / "generation_config.json").write_text('{"eos_token_id": 7}')  # not where a turn ends
     too_long = [{"role": "user", "content": "word " * 300}, {"role": "assistant", "content": "No."}]
-    data = write(tmp_path / "chats.jsonl", [too_long, *alike(), [{"role": "user", "content": "Anybody?"}]])
+    data = write(tmp_path / "chats.jsonl", [too_long, *similar_chats(), [{"role": "user", "content": "Anybody?"}]])
     words = ["model", "--data", data.name, "--output_dir", "out", "--epochs", "50", "--learning_rate", "0.02"]
     done = subprocess.run([sys.executable, str(EXAMPLE), *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -258,11 +258,11 @@ LINES = {
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_line(words, complaint, young, tmp_path, monkeypatch, capsys):
-    sound = json.dumps({"messages": alike(1)[0]}).encode()
+    sound = json.dumps({"messages": similar_chats(1)[0]}).encode()
     for name, (line, _) in LINES.items():
         (tmp_path / name).write_bytes(sound + b"\n\n" + line + b"\n")
-    write(tmp_path / "good.jsonl", alike())
-    write(tmp_path / "few.jsonl", [*alike(9), [{"role": "user", "content": "Anybody?"}]])
+    write(tmp_path / "good.jsonl", similar_chats())
+    write(tmp_path / "few.jsonl", [*similar_chats(9), [{"role": "user", "content": "Anybody?"}]])
     (tmp_path / "done" / "model").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     words = [str(young) if word == "MODEL" else word for word in words]

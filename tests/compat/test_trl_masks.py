@@ -106,7 +106,7 @@ def test_rows_of_real_conversations_are_those_of_trl(name: str, add: bool, tmp_p
 
 
 @every_template
-def test_trl_finds_that_the_end_of_an_answer_is_learned(tiny_tokenizer: PreTrainedTokenizerFast, name: str, add: bool):
+def test_trl_reports_that_end_tokens_are_supervised(tiny_tokenizer: PreTrainedTokenizerFast, name: str, add: bool):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     set_template(tokenizer, name, add_special_tokens=add)
     assert trl.chat_template_utils.is_chat_template_stop_token_trained(tokenizer)

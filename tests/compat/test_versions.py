@@ -16,7 +16,7 @@ HERE = REPOSITORY / "tests" / "compat"
 
 
 @pytest.mark.slow
-def test_all_checks_hold_here_and_a_loss_that_moved_is_told(published, without_package, tmp_path):
+def test_version_checks_pass_here_and_report_a_changed_loss(published, without_package, tmp_path):
     folder = shutil.copytree(published, tmp_path / "model")
     (folder / "expected_loss.json").write_text("9.75")
     start = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -29,7 +29,7 @@ def test_all_checks_hold_here_and_a_loss_that_moved_is_told(published, without_p
     assert len(checks) == 10
 
 
-def test_the_table_names_what_failed():
+def test_table_names_failed_checks():
     found = {"5.4.0": {"versions": {"torch": "2.13.0"}, "checks": {"forward": "ok", "left_padding": "Error: no"}}}
     assert table(found).splitlines() == [
         "              5.4.0",
@@ -41,7 +41,7 @@ def test_the_table_names_what_failed():
 
 @pytest.mark.slow
 @pytest.mark.skipif("VERSION_ENVIRONMENTS" not in os.environ, reason="VERSION_ENVIRONMENTS names no folder for them")
-def test_a_published_folder_runs_unmodified_under_the_oldest_transformers_we_promise():
+def test_published_folder_runs_under_the_minimum_transformers():
     words = [FLOOR, "--environments", os.environ["VERSION_ENVIRONMENTS"]]
     done = subprocess.run([sys.executable, str(HERE / "versions.py"), *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

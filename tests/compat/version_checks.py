@@ -71,7 +71,7 @@ class Checks:
             assert torch.isfinite(model(**self.rows())[0]).all(), auto
 
     def forward(self) -> None:
-        """The loss is that of the transformers that saved the folder, which is written beside it."""
+        """The loss is that of the transformers that saved the folder, which is stored in the folder."""
         tokenizer = AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
         ids = tokenizer.apply_chat_template(CHAT, return_dict=True, return_tensors="pt")["input_ids"]
         expected = json.loads(Path(self.folder, "expected_loss.json").read_text())

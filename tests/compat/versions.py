@@ -56,7 +56,7 @@ def main() -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """A tiny published model and, beside it, the loss it has here."""
+    """Save a tiny published model and the loss that it has here."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     import torch
     from published import publish
