@@ -1,7 +1,4 @@
-"""Conversations → rows for training: whole ones, packed so that they do not see each other, or padded; and a collator.
-
-`conversations.py` reads them, `chat.py` makes ids of them, `packing.py` says which share a row.
-"""
+"""`ChatDataset`: rows of complete conversations, packed so that they do not attend to each other, or padded."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,10 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.data.chat.conversations import Conversation
+from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
 from gpt2small_hf.data.chat.encoding import BATCH, Encoded, encode
 from gpt2small_hf.data.chat.formats import Message
+from gpt2small_hf.data.chat.template_checks import set_template
 from gpt2small_hf.data.packing import pack_unsplit
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
@@ -73,6 +72,51 @@ class ChatDataset(RowDataset):
 
     is_chat = True
 
+    @classmethod
+    def from_files(
+        cls,
+        files: str | Path | Sequence[str | Path],
+        tokenizer: PreTrainedTokenizerFast,
+        *,
+        seq_len: int,
+        template: str | None = None,
+        max_length: int | None = None,
+        loss_on: str = "assistant",
+        packing: str = "best_fit",
+        overlong: str = "keep_end",
+        skip_bad_rows: bool = False,
+    ) -> ChatDataset:
+        """Read conversations from files and encode them.
+
+            rows = ChatDataset.from_files("chats.jsonl", tokenizer, seq_len=1024, template="chatml")
+            batch = rows.collate([rows[0], rows[1]])  # input_ids, labels, position_ids: (2, T), T at most 1024
+
+        Args:
+            files: .jsonl, .json and .parquet files, folders, globs or Hub ids, as `train --chat_data` takes them.
+            tokenizer: its chat template is set to `template`, in place.
+            seq_len: see the constructor, as for `max_length`, `loss_on`, `packing` and `overlong`.
+            template: `chatml`, `llama2`, `alpaca`, a file or Jinja; unset, the tokenizer's own, else ChatML.
+            max_length: see the constructor.
+            loss_on: see the constructor.
+            packing: see the class.
+            overlong: see the constructor.
+            skip_bad_rows: leave out rows that cannot be read instead of raising an error at the first.
+
+        Raises: UsageError for files, rows or a template that cannot be used.
+        """
+        names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
+        set_template(tokenizer, template)
+        chats = read_conversations(names, None, validation_fraction=0, skip_bad_rows=skip_bad_rows)["train"].chats
+        return cls(
+            chats,
+            tokenizer,
+            seq_len=seq_len,
+            max_length=max_length,
+            loss_on=loss_on,
+            packing=packing,
+            overlong=overlong,
+        )
+
     def __init__(
         self,
         conversations: Sequence[Conversation],
@@ -88,7 +132,7 @@ class ChatDataset(RowDataset):
 
         Args:
             conversations: to learn from or to measure on.
-            tokenizer: with a template that `chat.set_template` has looked at.
+            tokenizer: with a chat template that `set_template` has checked.
             seq_len: tokens that a row has at most.
             max_length: tokens that a conversation has at most, `seq_len` or fewer; unset, `seq_len`.
             loss_on: what of it is learned: the `assistant`'s turns, the `last` of them, or `all`.
@@ -141,11 +185,11 @@ class ChatDataset(RowDataset):
     def _nothing_left(self, limit: int, overlong: str) -> str:
         reasons = []
         if self.counts.too_long:
-            mend = "Raise --max_length or --seq_len" + (", or take --overlong keep_end" if overlong == "drop" else "")
-            reasons.append(f"{self.counts.too_long:,} are longer than {limit:,} tokens. {mend}")
+            fix = "Raise --max_length or --seq_len" + (", or take --overlong keep_end" if overlong == "drop" else "")
+            reasons.append(f"{self.counts.too_long:,} are longer than {limit:,} tokens. {fix}")
         if self.counts.nothing_to_learn:
-            mend = f"Look at them: {command('preview')}"
-            reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised, as nobody answers. {mend}")
+            fix = f"Preview them: {command('preview')}"
+            reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised: no assistant answers. {fix}")
         whole = counted(self.counts.conversations, "conversation")
         return f"of {whole} nothing is left to learn from: {'; '.join(reasons)}."
 

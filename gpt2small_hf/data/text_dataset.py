@@ -1,12 +1,9 @@
-"""A prepared folder → rows for training: a map-style `Dataset` over memory-mapped files, and its collator.
-
-`tokens.py` writes the folder, `packing.py` says where rows lie.
-"""
+"""`TextDataset`: rows of a prepared folder, read from memory-mapped token files, and their collator."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +11,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.config.data import PACKINGS
+from gpt2small_hf.config.data import PACKINGS, PrepareArguments
 from gpt2small_hf.data.corpus.encoder import token_bytes
 from gpt2small_hf.data.corpus.metadata import DAMAGED, check_complete, read_meta
+from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.corpus.shards import OFFSET
 from gpt2small_hf.data.packing import (
     BEST_FIT_VERSION,
@@ -60,20 +58,58 @@ class TextDataset(RowDataset):
 
     is_chat = False
 
+    @classmethod
+    def from_files(
+        cls,
+        files: str | Path | Sequence[str | Path],
+        tokenizer: str | Path | None = None,
+        *,
+        seq_len: int,
+        split: str = "train",
+        packing: str = "stream",
+        validation_fraction: float = 0.0,
+        output_dir: str | Path | None = None,
+    ) -> TextDataset:
+        """Prepare text files and open one split of them; files that were prepared before are only opened.
+
+            rows = TextDataset.from_files("book.txt", "openai-community/gpt2", seq_len=256)
+            rows[0]["input_ids"].shape  # (256,)
+
+        Args:
+            files: files, folders or globs, as `prepare --text` takes them.
+            tokenizer: Hub id or folder; unset, a byte-level BPE is trained on the text. `tokenizer_dir` has a copy.
+            seq_len: tokens in a row.
+            split: `train` or `validation`.
+            packing: see the class.
+            validation_fraction: share of the text in the `validation` split.
+            output_dir: folder of the token files; unset, `data/<name>-<hash>` in the working directory.
+
+        Raises: UsageError for files or a tokenizer that cannot be read, and for a split shorter than one row.
+        """
+        args = PrepareArguments(
+            text=[str(file) for file in ([files] if isinstance(files, (str, Path)) else files)],
+            tokenizer=None if tokenizer is None else str(tokenizer),
+            validation_fraction=validation_fraction,
+        )
+        folder = prepare(args, None if output_dir is None else Path(output_dir))
+        return cls(folder, split, seq_len, packing=packing)
+
     def __init__(
-        self, folder: Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
+        self, folder: str | Path, split: str, seq_len: int, *, packing: str = "stream", max_rows: int | None = None
     ) -> None:
-        """Open a split; of its rows, only the first `max_rows` if given.
+        """Open a split of a prepared folder; of its rows, only the first `max_rows` if given.
 
         The first `bos_bestfit` rows of a length take a second or so a million documents; they are kept in the folder.
 
-        Raises: UsageError if the folder is not a whole prepared set, has no such split, or not one row of it, and for
-            an unknown packing.
+        Raises: UsageError if the folder is not a complete prepared set, has no such split, or not one row of it, and
+            for an unknown packing.
         """
         if packing not in PACKINGS:
             raise UsageError(f"there is no packing {packing!r}. Set --packing to one of {', '.join(PACKINGS)}.")
+        folder = Path(folder)
         meta = read_meta(folder)
         check_complete(folder, meta)
+        self.tokenizer_dir = DataFolder(folder).tokenizer
         if split not in meta["splits"]:
             raise UsageError(
                 f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
@@ -85,7 +121,7 @@ class TextDataset(RowDataset):
         self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
         self._largest_id: int = counts["max_id"]
-        self.paths = [Path(folder) / name for name in counts["files"]]
+        self.paths = [folder / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self.n_rows = count_rows(self.n_tokens, seq_len)
         if not self.n_rows:
@@ -95,8 +131,8 @@ class TextDataset(RowDataset):
             )
         self.index: np.ndarray | None = None
         if packing == "bos_bestfit":
-            self.documents_path = DataFolder(Path(folder)).documents(split)
-            self.index_path = DataFolder(Path(folder)).rows(split, packing, seq_len)
+            self.documents_path = DataFolder(folder).documents(split)
+            self.index_path = DataFolder(folder).rows(split, packing, seq_len)
             self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
             self.n_rows = int(self.index[0]) - 1
         # Whatever `max_rows`; a last partial row counts among what is left out.

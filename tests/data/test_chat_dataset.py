@@ -22,6 +22,7 @@ from gpt2small_hf.data.chat.conversations import Conversation, read_conversation
 from gpt2small_hf.data.chat.encoding import encode
 from gpt2small_hf.data.chat.formats import Message
 from gpt2small_hf.data.chat.template_checks import set_template
+from gpt2small_hf.data.chat.templates import TEMPLATES
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.row_dataset import PaddedLength
 from gpt2small_hf.data.tokenizer import load_tokenizer
@@ -317,8 +318,8 @@ def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokeni
     )
     assert said([long], overlong="drop").endswith("Raise --max_length or --seq_len, or take --overlong keep_end.")
     assert said([question]) == (
-        "of 1 conversation nothing is left to learn from: in 1 no token is supervised, as nobody answers. "
-        "Look at them: gpt2small preview."
+        "of 1 conversation nothing is left to learn from: in 1 no token is supervised: no assistant answers. "
+        "Preview them: gpt2small preview."
     )
     assert "1 are longer than 64 tokens" in said([question, long])
     assert "in 1 no token is supervised" in said([question, long])
@@ -398,6 +399,17 @@ def test_the_reference_series_rows_are_byte_for_byte_its_own():
         assert row_texts(dataset, tokenizer) == [instruction_text(row) for row in rows[part]]
         learned = str(tokenizer.decode(dataset.supervised_tokens())).split("<|endoftext|>")
         assert learned == [*(row["output"] for row in rows[part]), ""]
+
+
+def test_from_files_equals_the_constructor(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path: Path):
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps({"messages": conversation("Every", text)}) + "\n" for text in ("fox", "dog")))
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    rows = ChatDataset.from_files(path, tokenizer, seq_len=1024, template="alpaca", loss_on="all")
+    assert tokenizer.chat_template == TEMPLATES["alpaca"]
+    chats = placed([conversation("Every", text) for text in ("fox", "dog")])
+    assert rows.fingerprint == ChatDataset(chats, tokenizer, seq_len=1024, loss_on="all").fingerprint
+    assert [chat.where for chat in rows.chats] == [f"{path}, line 1", f"{path}, line 2"]
 
 
 def test_empty_rows_fill_a_set_up_to_a_multiple_and_have_nothing_to_learn(tiny_tokenizer: PreTrainedTokenizerFast):

@@ -13,6 +13,7 @@ from conftest import processes, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PACKINGS, PrepareArguments
@@ -383,3 +384,15 @@ def test_a_list_of_documents_that_does_not_fit_is_refused(copied: Path, damage):
     with pytest.raises(UsageError, match=r"train-documents\.bin does not say where the .* documents start\. .*damaged"):
         TextDataset(copied, "train", 64, packing="bos_bestfit")
     assert len(TextDataset(copied, "train", 64)) > 0  # which does not need it
+
+
+def test_from_files_prepares_text_once_and_opens_it(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("Every effort moves you forward, one word after another.\n" * 40)
+    options = {"seq_len": 16, "validation_fraction": 0.2, "output_dir": tmp_path / "set"}
+    rows = TextDataset.from_files(tmp_path / "text.txt", **options)
+    assert rows[0]["input_ids"].shape == (16,)
+    written = (tmp_path / "set" / "meta.json").stat().st_mtime_ns
+    heldout = TextDataset.from_files([str(tmp_path / "text.txt")], split="validation", **options)
+    assert (tmp_path / "set" / "meta.json").stat().st_mtime_ns == written
+    tokenizer = AutoTokenizer.from_pretrained(heldout.tokenizer_dir)
+    assert "Every effort" in tokenizer.decode(heldout.tokens(0, heldout.n_tokens))
