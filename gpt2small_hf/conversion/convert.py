@@ -1,7 +1,4 @@
-"""One model folder from another, checked: `python -m gpt2small_hf convert SRC DST --to gpt2small|gpt2`.
-
-What the shapes are and how they map is in `conversion/layouts.py`.
-"""
+"""Convert a model folder and check the result: `gpt2small convert SRC DST --to gpt2small|gpt2`."""
 
 from __future__ import annotations
 
@@ -108,7 +105,7 @@ def origin_of(path: Path) -> str | None:
 
 
 def provenance(source: Source, origin: str | None) -> dict[str, Any] | None:
-    """Return what `converted.json` records of weights, so that whoever publishes them does not claim them.
+    """Return what `converted.json` records of weights, so that a publisher does not claim to have trained them.
 
     Returns: `what` they were, the settings beside them and the Hub id of their `origin`; None for weights of this
         package's form that were not downloaded.
@@ -149,7 +146,7 @@ def describe(source: Source) -> str:
 
 
 def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | None:
-    """The tokenizer by name, else the one beside the weights, else None; made to fit the model, and the model to it.
+    """Load the tokenizer by name, else the one in the weights' folder, else None; align it and the configuration.
 
     Raises: UsageError for one that cannot be loaded or has more entries than the model.
     """

@@ -100,7 +100,7 @@ class Source:
 
     @property
     def generation_config(self) -> GenerationConfig | None:
-        """What lies beside the weights, if anything does."""
+        """The generation settings in the weights' folder, if any."""
         beside = (self.folder / "generation_config.json").is_file()
         return GenerationConfig.from_pretrained(self.folder) if beside else None
 
@@ -129,7 +129,7 @@ def fetch(name: str) -> Path:
 def read(path: Path, settings_path: Path | None = None) -> Source:
     """Recognise a file or folder and read it.
 
-    `settings_path` is the reference series' model.json where it does not lie beside the weights.
+    `settings_path` is the reference series' model.json if it is in another folder than the weights.
 
     Raises: ValueError that says what was looked for or which part does not fit.
     """

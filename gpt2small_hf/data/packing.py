@@ -1,7 +1,6 @@
 """Token stream → rows of one length; conversations → rows that hold them whole. Pure functions: no files, no tokenizer.
 
-`tokens.py` makes the stream, documents joined by one end-of-text token as in GPT-2; `dataset.py` serves the rows.
-`chat_dataset.py` has the conversations.
+In a stream, documents are separated by one end-of-text token as in GPT-2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What training and evaluation need of a set of rows, whether its rows are made from text or from conversations."""
+"""`RowDataset`: what training and evaluation require of a dataset, of text or of conversations."""
 
 from __future__ import annotations
 

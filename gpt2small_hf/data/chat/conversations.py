@@ -48,8 +48,8 @@ def read_conversations(
             `train` and `validation` these are used as such.
         validation: the same, to measure on (of a folder, its files named `validation` if it has such); unset, what the
             folders of `train` have, else a part of `train`.
-        validation_fraction: that part, of the conversations; 0: none is held out. They are chosen by a hash of what is
-            said, so that a conversation that stands twice is on one side.
+        validation_fraction: that part, of the conversations; 0: none is held out. They are chosen by a hash of the
+            messages, so that copies of a conversation are in one split.
         skip_bad_rows: leave out rows that cannot be read, and count them, instead of stopping at the first.
 
     Returns: `train`, and `validation` unless none is held out.

@@ -1,6 +1,6 @@
-"""Conversation → token ids, and which of them the assistant says: by the template that the tokenizer carries.
+"""Conversations → token ids and loss masks, by the tokenizer's chat template.
 
-So a model is trained on what it is asked with later: `pipeline`, servers and TRL render with the same template.
+`pipeline`, servers and TRL render prompts with the same template.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Encoded:
 def render(
     tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
 ) -> list[tuple[str, list[tuple[int, int]]]]:
-    """The text of each conversation, and where in it the assistant speaks: pairs of characters, end excluded.
+    """Return the text of each conversation, and the spans (start, end) of characters that the assistant writes.
 
     Raises: UsageError if the template raises an error, gives text that UTF-8 cannot spell, or does not end.
     """
     source = str(tokenizer.chat_template)
-    # Alpaca's rows have an input beside the instruction; few templates know of it.
+    # Alpaca's rows have an input as well as the instruction; few templates use it.
     if not KNOWS_INPUT.search(source):
         chats = [[_joined(message) for message in chat] for chat in chats]
 
@@ -127,9 +127,9 @@ def _joined(message: Message) -> Message:
 def encode(
     tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
 ) -> list[Encoded]:
-    """Conversations → ids, as the tokenizer's `apply_chat_template` gives them, and where the assistant speaks.
+    """Encode conversations as the tokenizer's `apply_chat_template` does, and locate the assistant's turns.
 
-    A special token that stands in what somebody says is encoded as the text it is; `apply_chat_template` does that
+    A special token in a message's content is encoded as plain text; `apply_chat_template` does that
     only with `sanitize_control_tokens=True`, which gives no mask of the assistant's tokens.
     """
     special = re.compile("|".join(map(re.escape, special_tokens(tokenizer))) or "(?!)")

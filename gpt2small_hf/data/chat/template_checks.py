@@ -45,7 +45,7 @@ def set_template(
 
 
 def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The tokens that end an answer in the tokenizer's template, and a look at whether a model can learn from it.
+    """Check the tokenizer's template, and return the tokens that end an answer in it.
 
     Raises: UsageError if the marked text is not the answer and its end token, if an answer is not asked for by what
         stands before it in training, or if a conversation has two beginnings (BOS tokens), or lacks the one that the

@@ -25,8 +25,8 @@ GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|
 SPACE = re.compile(r"[^\S\x1c-\x1f]")
 NOT_SPACE = re.compile(r"[\S\x1c-\x1f]")
 
-# Between these two no stretch of the pattern goes on: spaces stand only at the start of one, or fill one. None of the
-# stretches before looks past this point either: only `\s+(?!\S)` looks ahead, by one character, from white space.
+# No stretch of the pattern continues across these two: spaces are only at the start of one, or are all of it. None of
+# the stretches before looks past this point either: only `\s+(?!\S)` looks ahead, by one character, from white space.
 SAFE_CUT = re.compile(f"(?<={NOT_SPACE.pattern})(?={SPACE.pattern})")
 
 WINDOW = 10_000
@@ -127,7 +127,7 @@ def has_long_stretch(text: str) -> bool:
     )
 
 
-# ---- when tiktoken may stand in for tokenizers ------------------------------------------------------------------
+# ---- when tiktoken can replace tokenizers  ------------------------------------------------------------------
 
 
 def splits_like_gpt2(description: dict[str, Any]) -> bool:

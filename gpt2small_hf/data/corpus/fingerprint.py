@@ -1,4 +1,4 @@
-"""What a prepared set is made from: whether two would be equal, and what differs if not."""
+"""The inputs of a prepared set, and how they differ from those of an existing one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FORMAT = 1  # goes up when the same inputs would give other files
 def describe_inputs(
     args: PrepareArguments, sources: dict[str, list[Source]], tokenizer: PreTrainedTokenizerFast | None
 ) -> dict[str, Any]:
-    """Everything that decides the ids: two sets with equal inputs are equal."""
+    """Return everything that determines the token ids: sets with equal inputs are equal."""
     return {
         "format": FORMAT,
         "text": [source.content for source in sources["train"]],
@@ -38,9 +38,9 @@ def hash_of(tokenizer: PreTrainedTokenizerFast) -> str:
 def already_made(
     folder: DataFolder, inputs: dict[str, Any], sources: dict[str, list[Source]], *, overwrite: bool
 ) -> bool:
-    """Whether `folder` holds the set of these inputs; False if it may be replaced.
+    """Return whether `folder` contains the set of these inputs; False if it may be replaced.
 
-    Raises: UsageError saying what differs if it holds another set, or no set at all.
+    Raises: UsageError listing the differences if it contains another set, or something else.
     """
     if not folder.meta.exists():
         unfinished = folder.unfinished().root

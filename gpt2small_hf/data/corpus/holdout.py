@@ -1,6 +1,6 @@
 """Which documents are held out for validation. Deterministic, and the same whatever the order of the documents.
 
-A whole document goes to one side, chosen by a hash of how it begins, so copies of a document never lie on both sides.
+A whole document goes to one side, chosen by a hash of how it begins, so copies of a document never are in both splits.
 A corpus of a few long documents would be split badly that way: there each gives its tail.
 """
 
@@ -20,17 +20,17 @@ HASHES = 1 << 64
 
 
 class Holdout:
-    """Deals documents out to train and validation: about `fraction` of the text to the latter."""
+    """Split documents into train and validation, with about `fraction` of the text in the latter."""
 
     def __init__(self, documents: Iterator[Document], fraction: float) -> None:
-        """Choose the rule by the first documents: about 20 / `fraction` of them are begun here.
+        """Choose the rule by the first documents: about 20 / `fraction` of them are opened here.
 
         - There are more: those with a low hash are held out, `fraction` of them all. About 20 are expected among those
           seen already, so that none at all happens once in e^20 corpora.
         - There are fewer: as many as have room in `fraction` of the bytes, in the order of their hashes.
         - There are fewer than 20: of each its tail.
 
-        Raises: UsageError if all documents begin alike: they cannot be told apart.
+        Raises: UsageError if all documents have the same beginning.
         """
         self.fraction = fraction
         self.tails = False

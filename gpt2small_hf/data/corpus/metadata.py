@@ -1,4 +1,4 @@
-"""`meta.json` of a prepared folder → what it says, and whether the files that it names are there."""
+"""Read `meta.json` of a prepared folder, and check that the files it lists are complete."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it a
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """What `prepare` says of a folder: counts, tokenizer, sources.
+    """Return what `prepare` recorded about a folder: counts, tokenizer, sources.
 
-    Raises: UsageError if the folder is not a whole prepared set.
+    Raises: UsageError if the folder is not a complete prepared set.
     """
     data = DataFolder(Path(folder))
     if data.meta.exists():
@@ -33,9 +33,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def check_complete(folder: Path, meta: dict[str, Any]) -> None:
-    """See that every file `meta` speaks of is there at its full size.
+    """Check that every file `meta` lists exists at its full size.
 
-    Raises: UsageError naming the first that is not.
+    Raises: UsageError naming the first that does not.
     """
     width = np.dtype(meta["dtype"]).itemsize
     for split, counts in meta["splits"].items():

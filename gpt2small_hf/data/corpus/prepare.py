@@ -1,8 +1,7 @@
 """Text → a prepared folder: flat token files, document starts, the tokenizer and meta.json.
 
-Documents come from `sources.py`, go to the splits as `holdout.py` says, become ids in `batches.py` and land on disk
-through `shards.py`; this module sees that a folder is made once, from what it says it was made from.
-`seq_len` and packing are chosen later, by whoever opens the folder with `dataset.py`.
+`sources.py` lists documents, `holdout.py` splits them, `batches.py` encodes them and `shards.py` writes them. `seq_len`
+and packing are chosen when the folder is opened (`text_dataset.py`).
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ TRAINING_SAMPLE_BYTES = 100_000_000
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:
     """Make the prepared folder, or find it already made from the same inputs.
 
-    Without `output_dir` it is `data/<source>-<first 8 digits of the fingerprint>`. The set is built beside it under
-    another name: a folder that has the name is whole, and a build that was stopped goes on at the next call.
+    Without `output_dir` it is `data/<source>-<first 8 digits of the fingerprint>`. The set is built under
+    another name and renamed when complete; an interrupted build is resumed by the next call.
 
     Returns: the folder.
     Raises:  UsageError for inputs that cannot be read, and for a folder that holds something else.
@@ -83,7 +82,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
             try:
                 meta = build(args, sources, tokenizer, unfinished, state)
             except BaseException:
-                if not state["batches"]:  # nothing is on record to go on from
+                if not state["batches"]:  # no progress is recorded to resume from
                     discard(unfinished)
                 raise
             meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by().to_json()}
@@ -96,7 +95,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
 
 
 def short_name(args: PrepareArguments) -> str:
-    """A word for the text, to name its folder after."""
+    """Return a short name of the text, for its folder."""
     if args.dataset:
         return Path(args.dataset).name
     if not args.text:
@@ -114,7 +113,7 @@ def build(
     folder: DataFolder,
     state: dict[str, Any],
 ) -> dict[str, Any]:
-    """Fill `folder` with everything but meta.json, going on from `state`, which is kept up to date in progress.json.
+    """Write everything but meta.json to `folder`, resuming from `state`, which is saved in progress.json.
 
     Returns: what meta.json says of the set itself.
     """
@@ -174,7 +173,7 @@ def build(
 def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:
     """How far `folder` came with the same inputs.
 
-    Raises: UsageError if it was begun from other inputs and `overwrite` does not give it up, or is something else.
+    Raises: UsageError if it was started from other inputs and `overwrite` is not set, or was not made by prepare.
     """
     same = {"fingerprint": fingerprint, "batch_chars": BATCH_CHARS}
     if folder.progress.exists():

@@ -1,4 +1,4 @@
-"""How far a preparation is, on stderr: one live line on a terminal, a plain line now and then elsewhere."""
+"""Progress of `prepare` on stderr: one live line on a terminal, a plain line every 30 seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress:
         self.live.stop()
 
     def show(self, counts: list[Counts]) -> None:
-        """Say how far it is; off a terminal only if it has been quiet for SECONDS_BETWEEN_LINES."""
+        """Print progress; without a terminal at most every SECONDS_BETWEEN_LINES."""
         now = time.monotonic()
         tokens = sum(split.tokens for split in counts)
         if self.tokens_before < 0:  # a resumed run has some that this one did not make

@@ -73,7 +73,7 @@ def read_txt(meter: Meter, *, path: Path, errors: str) -> Iterator[Document]:
 
 
 def read_jsonl(meter: Meter, *, path: Path, column: str, errors: str) -> Iterator[Document]:
-    """Each line of a JSON Lines file is a document; blank lines are passed over."""
+    """Each line of a JSON Lines file is a document; blank lines are skipped."""
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number:,}"

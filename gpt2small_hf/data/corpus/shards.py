@@ -1,6 +1,6 @@
-"""Token ids → flat files that grow safely: what `save` has recorded survives a kill, what came after is cut off again.
+"""Append token ids to flat files; after a kill they are truncated to the last recorded counts.
 
-`tokens.py` decides what is written; `dataset.py` reads it.
+`prepare.py` decides what is written; `data/text_dataset.py` reads it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class SplitWriter:
     """Appends documents of one split to its shards of SHARD_TOKENS ids each, and to its list of document starts."""
 
     def __init__(self, folder: DataFolder, split: str, dtype: np.dtype, counts: Counts) -> None:
-        """Go on after `counts`: whatever lies beyond them in the files is dropped."""
+        """Append after `counts`; what the files contain beyond them is removed."""
         self.folder, self.split, self.dtype, self.counts = folder, split, dtype, counts
         n_full, used = divmod(counts.tokens, SHARD_TOKENS)
         keep = [folder.documents(split), *(folder.tokens(split, shard) for shard in range(n_full + bool(used)))]

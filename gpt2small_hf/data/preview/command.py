@@ -1,7 +1,6 @@
-"""Chats or a prepared folder → its rows, shown as a model is trained on them: `python -m gpt2small_hf preview DATA …`.
+"""Print rows of chats or of a prepared folder as training uses them: `gpt2small preview DATA …`.
 
-How a row is shown: `show.py`. What is learned and what did not fit is read from the rows themselves, which
-`chat_dataset.py` and `dataset.py` make.
+`render.py` formats the rows, which are those of `ChatDataset` and `TextDataset`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
 
 SAMPLE_CHARACTERS = 5_000_000
-"""Of chats, to train a tokenizer on that is only looked at."""
+"""Characters of chats to train a tokenizer on that only the preview uses."""
 
 Facts: TypeAlias = list[tuple[str, str]]
 

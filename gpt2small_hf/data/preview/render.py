@@ -1,6 +1,6 @@
-"""A row → text for a terminal or a file, or HTML, with what is learned of it marked and every character to be seen.
+"""Rows as text or HTML, with supervised tokens marked and every character visible.
 
-`preview.py` is the command; every run shows its first rows so, too.
+Used by `preview`, and by every run for its first rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Piece:
 
     ids: list[int]
     text: str
-    """A byte that belongs to no whole character stands in it as the surrogate U+DC00 + byte."""
+    """A byte that is not part of a complete character is the surrogate U+DC00 + byte."""
     special: bool
     learned: bool
 
@@ -130,7 +130,7 @@ def _spelling(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
 def visible(text: str) -> str:
     """Text of which every character shows and none is obeyed; ends of lines are marked, and still are ends of lines.
 
-    No two texts come out alike: one of our marks that somebody typed is spelled by its number.
+    Different texts give different results: a mark that is part of the text is written as its code point.
     """
     return "".join(map(_visible, text))
 
@@ -175,7 +175,7 @@ def as_text(
 ) -> str:
     """Rows for a terminal or a text file, with what the marks mean.
 
-    What stands in the data is indented, so that nothing in it is taken for a heading.
+    Text of the data is indented, to distinguish it from headings.
 
     Args:
         rows: to show some of.
@@ -231,7 +231,7 @@ def _pairs(pieces: Sequence[Piece], color: bool) -> str:
 
 
 def _styled(text: str, codes: Sequence[str]) -> str:
-    """Text in a terminal's style, each line by itself: pagers forget a style at the end of one."""
+    """Text in a terminal's style, each line by itself: pagers reset a style at its end."""
     if not codes:
         return text
     return "\n".join(f"\x1b[{';'.join(codes)}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
@@ -269,7 +269,7 @@ def as_html(
     title: str = "What is learned",
     facts: Iterable[tuple[str, str]] = (),
 ) -> str:
-    """Rows as a page that needs nothing beside itself and runs nothing; the ids of a token show under the pointer.
+    """Return rows as a self-contained HTML page without scripts; hovering over a token shows its ids.
 
     Args:
         rows: to show some of.
