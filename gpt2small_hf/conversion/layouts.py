@@ -29,7 +29,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """One of their tensors, and our tensors of which it is made."""
 
     name: str
@@ -94,7 +94,7 @@ def own_layout(config: GPT2SmallConfig) -> Layout:
     return Layout({module: (module,) for module in modules})
 
 
-def pieces(config: GPT2SmallConfig, layout: Layout) -> list[Piece]:
+def pieces(config: GPT2SmallConfig, layout: Layout) -> list[TensorPiece]:
     """Every tensor a model of this size has in `layout`."""
     known, found = shapes(config), []
     for module, our_modules in layout.modules.items():
@@ -109,7 +109,7 @@ def pieces(config: GPT2SmallConfig, layout: Layout) -> list[Piece]:
                 shape = (rows, *known[ours[0]][1:])
                 transposed = kind == "weight" and module.endswith(layout.transposed)
                 name = f"{module}.{leaf}".replace("*", str(layer))
-                found.append(Piece(name, ours, shape[::-1] if transposed else shape, transposed))
+                found.append(TensorPiece(name, ours, shape[::-1] if transposed else shape, transposed))
     return found
 
 
@@ -156,7 +156,7 @@ def _drop_tied_head(weights: Weights, layout: Layout) -> None:
     weights.pop(head, None)
 
 
-def _compare(weights: Weights, plan: list[Piece]) -> None:
+def _compare(weights: Weights, plan: list[TensorPiece]) -> None:
     def names(words: list[str]) -> str:
         return ", ".join(words[:4]) + (f" and {len(words) - 4} more" if len(words) > 4 else "")
 

@@ -16,7 +16,7 @@ from rich.progress import track
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
-from gpt2small_hf.data.chat.encoding import BATCH, Encoded, encode
+from gpt2small_hf.data.chat.encoding import BATCH, EncodedChat, encode
 from gpt2small_hf.data.chat.formats import Message
 from gpt2small_hf.data.chat.template_checks import set_template
 from gpt2small_hf.data.packing import pack_unsplit
@@ -27,7 +27,7 @@ from gpt2small_hf.invocation import command
 
 
 @dataclass
-class Counts:
+class ChatCounts:
     """What became of the conversations."""
 
     conversations: int
@@ -145,12 +145,12 @@ class ChatDataset(RowDataset):
         self.seq_len, self.loss_on = seq_len, loss_on
         self.pad_id = int(tokenizer.pad_token_id or 0)  # pyright: ignore[reportArgumentType]
         limit = seq_len if max_length is None else min(max_length, seq_len)
-        self.counts = Counts(len(conversations))
+        self.counts = ChatCounts(len(conversations))
         self.chats: list[Conversation] = []
         """Those that are kept, each without the turns that did not fit."""
         self.removed: list[int] = []
         """How many turns of each did not fit."""
-        self.encoded: list[Encoded] = []
+        self.encoded: list[EncodedChat] = []
         self.longest = 0
         """Tokens of the longest conversation, before any turn was removed."""
         console = Console(stderr=True)
@@ -194,7 +194,7 @@ class ChatDataset(RowDataset):
         return f"of {whole} nothing is left to learn from: {'; '.join(reasons)}."
 
     def _add(
-        self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: Encoded, limit: int, overlong: str
+        self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: EncodedChat, limit: int, overlong: str
     ) -> None:
         removed = 0
         self.longest = max(self.longest, len(encoded.input_ids))
@@ -272,7 +272,7 @@ class ChatDataset(RowDataset):
         """The mean of all supervised tokens, for each: a conversation is decoded as a whole."""
         return np.full(self.n_supervised, self.bytes_per_token)
 
-    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
+    def training_tokens(self, most: int) -> Iterator[np.ndarray]:
         """Yield all supervised tokens at once."""
         yield self.supervised_tokens()
 
@@ -310,7 +310,7 @@ class ChatDataset(RowDataset):
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """Counts for a run's files."""
+        """ChatCounts for a run's files."""
         return {
             **vars(self.counts),
             "rows": len(self.rows),

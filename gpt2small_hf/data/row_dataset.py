@@ -71,8 +71,8 @@ class RowDataset(torch.utils.data.Dataset[dict[str, np.ndarray]], ABC):
         """Bytes of text of each supervised token, in the order of `supervised_tokens`; perhaps their mean."""
 
     @abstractmethod
-    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
-        """Yield the ids that training learns to predict, in blocks; about the first `most` of them."""
+    def training_tokens(self, most: int) -> Iterator[np.ndarray]:
+        """Yield the ids that training predicts, in blocks; about the first `most` of them."""
 
     @abstractmethod
     def row_starts(self, row: int) -> np.ndarray:

@@ -198,7 +198,7 @@ class TextDataset(RowDataset):
         assert self.packing != "bos_bestfit"
         return stream.reshape(len(self), self.seq_len)[:, 1:].reshape(-1)
 
-    def learned_tokens(self, most: int) -> Iterator[np.ndarray]:
+    def training_tokens(self, most: int) -> Iterator[np.ndarray]:
         """Yield the first `most` tokens of the split's stream."""
         return stream_blocks(self, most)
 

@@ -55,7 +55,7 @@ def unigram_losses(train: RowDataset, heldout: RowDataset, *, vocab_size: int) -
     Frequencies are those of the first 100 million training tokens, one added to each so that none is impossible.
     """
     counts = np.ones(vocab_size)
-    for tokens in train.learned_tokens(MOST_TRAINING_TOKENS):
+    for tokens in train.training_tokens(MOST_TRAINING_TOKENS):
         counts += np.bincount(tokens, minlength=vocab_size)
     nats = -np.log(counts / counts.sum())
     return nats[heldout.supervised_tokens()]

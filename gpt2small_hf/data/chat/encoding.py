@@ -36,7 +36,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedChat:
     """A conversation as ids."""
 
     input_ids: np.ndarray
@@ -126,7 +126,7 @@ def _joined(message: Message) -> Message:
 
 def encode(
     tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
-) -> list[Encoded]:
+) -> list[EncodedChat]:
     """Encode conversations as the tokenizer's `apply_chat_template` does, and locate the assistant's turns.
 
     A special token in a message's content is encoded as plain text; `apply_chat_template` does that
@@ -134,7 +134,7 @@ def encode(
     """
     special = re.compile("|".join(map(re.escape, special_tokens(tokenizer))) or "(?!)")
     forged = [any(special.search(text) for message in chat for text in message.values()) for chat in chats]
-    encoded: list[Encoded | None] = [None] * len(chats)
+    encoded: list[EncodedChat | None] = [None] * len(chats)
     plain = [number for number, found in enumerate(forged) if not found]
     for start in range(0, len(plain), BATCH):
         numbers = plain[start : start + BATCH]
@@ -154,7 +154,7 @@ def _encode_forged(
     chat: Sequence[Message],
     special: re.Pattern[str],
     add_generation_prompt: bool,
-) -> Encoded:
+) -> EncodedChat:
     """Mark special tokens in what is said by characters that stand nowhere in it, render, and encode piece by piece."""
     said = (text for message in chat for text in message.values())
     everything = set().union(*said, special.pattern, str(tokenizer.chat_template))
@@ -182,7 +182,7 @@ def _encode_forged(
     return _located(ids, offsets, spans)
 
 
-def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> Encoded:
+def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> EncodedChat:
     """As `_located`, without a list of all offsets, which takes longer to make than all the rest."""
     turns = []
     for start, end in spans:
@@ -193,14 +193,14 @@ def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> Encoded:
         while (chars := encoding.token_to_chars(last + 1)) is not None and chars[0] < end:
             last += 1
         turns.append((first, last + 1))
-    return Encoded(np.array(encoding.ids, np.int64), turns)
+    return EncodedChat(np.array(encoding.ids, np.int64), turns)
 
 
-def _located(ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> Encoded:
+def _located(ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> EncodedChat:
     """Which tokens overlap the spans of characters."""
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     turns = [
         (int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(starts, end, side="left")))
         for start, end in spans
     ]
-    return Encoded(np.array(ids, np.int64), turns)
+    return EncodedChat(np.array(ids, np.int64), turns)

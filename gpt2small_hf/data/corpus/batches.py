@@ -19,7 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Piece(NamedTuple):
+class DocumentPiece(NamedTuple):
     """A document, or a part of a long one."""
 
     split: str
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     ends: bool
 
 
-class Encoded(NamedTuple):
+class EncodedBatch(NamedTuple):
     """What a batch adds to one split."""
 
     ids: np.ndarray
@@ -36,7 +36,7 @@ class Encoded(NamedTuple):
     n_bytes: int  # of text
 
 
-def batches(documents: Iterable[tuple[str, Iterator[Block]]], *, cuttable: bool) -> Iterator[list[Piece]]:
+def batches(documents: Iterable[tuple[str, Iterator[Block]]], *, cuttable: bool) -> Iterator[list[DocumentPiece]]:
     """(split, blocks) of each document → pieces, in groups of BATCH_CHARS characters (or ids) or a little more.
 
     A long text is cut into several pieces if `cuttable`, and is one piece otherwise. An empty text is no document.
@@ -45,7 +45,7 @@ def batches(documents: Iterable[tuple[str, Iterator[Block]]], *, cuttable: bool)
     for split, blocks in documents:
         starts = True
         for content, ends in with_last(pieces(blocks, cuttable=cuttable)):
-            batch.append(Piece(split, content, starts, ends))
+            batch.append(DocumentPiece(split, content, starts, ends))
             starts = False
             n_chars += len(content)
             if n_chars >= BATCH_CHARS:
@@ -77,7 +77,7 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
         yield held.pop(), True
 
 
-def encode_batch(batch: list[Piece], *, encoder: Encoder) -> dict[str, Encoded]:
+def encode_batch(batch: list[DocumentPiece], *, encoder: Encoder) -> dict[str, EncodedBatch]:
     """A batch → what it adds to each split: the pieces' ids, and one end-of-text token a document."""
     encoded = iter(encoder.encode([piece.content for piece in batch if isinstance(piece.content, str)]))
     ids = [next(encoded) if isinstance(piece.content, str) else piece.content for piece in batch]
@@ -92,7 +92,7 @@ def encode_batch(batch: list[Piece], *, encoder: Encoder) -> dict[str, Encoded]:
             stream += [part, [encoder.eos_id]] if piece.ends else [part]
             n_tokens += len(part) + piece.ends
             n_bytes += len(piece.content.encode()) if isinstance(piece.content, str) else encoder.n_bytes(part)
-        added[split] = Encoded(np.concatenate(stream).astype(np.uint32), np.array(starts, np.int64), n_bytes)
+        added[split] = EncodedBatch(np.concatenate(stream).astype(np.uint32), np.array(starts, np.int64), n_bytes)
     return added
 
 

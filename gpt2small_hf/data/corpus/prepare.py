@@ -30,7 +30,7 @@ from gpt2small_hf.data.corpus.holdout import FEW_DOCUMENTS, Holdout
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.progress import Progress
 from gpt2small_hf.data.corpus.readers import Document
-from gpt2small_hf.data.corpus.shards import Counts, SplitWriter
+from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
 from gpt2small_hf.data.corpus.sources import Source, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
@@ -136,7 +136,7 @@ def build(
     with ExitStack() as files, Progress([source.meter for source in chain(*sources.values())]) as progress:
         writers = {}
         for split in ["train", "validation"] if args.held_out or args.validation_text else ["train"]:
-            writers[split] = SplitWriter(folder, split, dtype, Counts(**state["splits"].get(split, {})))
+            writers[split] = SplitWriter(folder, split, dtype, SplitCounts(**state["splits"].get(split, {})))
             files.callback(writers[split].close)
         encoded_batches = in_order(partial(encode_batch, encoder=encoder), todo, args.n_workers)
         for n_batches, encoded in enumerate(encoded_batches, start=state["batches"] + 1):

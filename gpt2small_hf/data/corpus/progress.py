@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gpt2small_hf.data.corpus.readers import Meter
-from gpt2small_hf.data.corpus.shards import Counts
+from gpt2small_hf.data.corpus.shards import SplitCounts
 from gpt2small_hf.formatting import duration
 
 SECONDS_BETWEEN_LINES = 30.0
@@ -37,7 +37,7 @@ class Progress:
     ) -> None:
         self.live.stop()
 
-    def show(self, counts: list[Counts]) -> None:
+    def show(self, counts: list[SplitCounts]) -> None:
         """Print progress; without a terminal at most every SECONDS_BETWEEN_LINES."""
         now = time.monotonic()
         tokens = sum(split.tokens for split in counts)
@@ -49,7 +49,7 @@ class Progress:
             self.shown = now
             self.console.print(self.line(counts, tokens, now), highlight=False, soft_wrap=True)
 
-    def line(self, counts: list[Counts], tokens: int, now: float) -> str:
+    def line(self, counts: list[SplitCounts], tokens: int, now: float) -> str:
         seconds = max(now - self.began, 1e-9)
         words = [
             f"{sum(split.documents for split in counts):,} documents",

@@ -20,7 +20,7 @@ OFFSET = np.dtype("<u8")
 
 
 @dataclass
-class Counts:
+class SplitCounts:
     """How much of one split is on disk."""
 
     tokens: int = 0
@@ -32,7 +32,7 @@ class Counts:
 class SplitWriter:
     """Appends documents of one split to its shards of SHARD_TOKENS ids each, and to its list of document starts."""
 
-    def __init__(self, folder: DataFolder, split: str, dtype: np.dtype, counts: Counts) -> None:
+    def __init__(self, folder: DataFolder, split: str, dtype: np.dtype, counts: SplitCounts) -> None:
         """Append after `counts`; what the files contain beyond them is removed."""
         self.folder, self.split, self.dtype, self.counts = folder, split, dtype, counts
         n_full, used = divmod(counts.tokens, SHARD_TOKENS)

@@ -62,7 +62,7 @@ def preview(names: list[str], args: PreviewArguments, chat: ChatFlags, *, ids: b
     print("\n".join(f"{name:<11}{one_line(fact)}" for name, fact in facts))
     print(as_text(rows, tokenizer, numbers, ids=ids, color=color))
     if args.html is not None:
-        title = f"What is learned from {', '.join(names)}"
+        title = f"Supervised tokens of {', '.join(names)}"
         with atomic_write(args.html) as temporary:
             page = as_html(rows, tokenizer, numbers, ids=ids, title=title, facts=facts)
             temporary.write_text(page, encoding="utf-8")

@@ -19,13 +19,13 @@ from gpt2small_hf.data.corpus.encoder import byte_alphabet
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.formatting import counted
 
-LEARNED, NOT_LEARNED, NOT_TEXT, LINE_END = "⟦⟧", "││", "⟨⟩", "⏎"
+SUPERVISED, UNSUPERVISED, NOT_TEXT, LINE_END = "⟦⟧", "││", "⟨⟩", "⏎"
 PICTURES = {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) != "\n"} | {"\x7f": "␡"}
 """Unicode's pictures of the control characters."""
-OURS = {*LEARNED, *NOT_TEXT, LINE_END, *PICTURES.values()}
-LEGEND = ["⟦what is learned⟧", "⟨special token⟩", "⏎ end of a line"]
-REST_OF_LEGEND = "⟨U+200B⟩ a character that does not show, or is one of these marks   ⟨0xF0⟩ a byte of a cut character"
-IDS_LEGEND = "40⟦I⟧ token 40, learned   220│ │ token 220, not learned   127+102⟦é⟧ tokens that share a character"
+OURS = {*SUPERVISED, *NOT_TEXT, LINE_END, *PICTURES.values()}
+LEGEND = ["⟦supervised tokens⟧", "⟨special token⟩", "⏎ line end"]
+REST_OF_LEGEND = "⟨U+200B⟩ an invisible character, or one of these marks   ⟨0xF0⟩ a byte of an incomplete character"
+IDS_LEGEND = "40⟦I⟧ token 40, supervised   220│ │ token 220, not supervised   127+102⟦é⟧ tokens that share a character"
 INDENT = "  "
 WIDTH = 110
 
@@ -34,14 +34,14 @@ WIDTH = 110
 
 
 @dataclass(frozen=True)
-class Piece:
+class TokenGroup:
     """Tokens that show together: one, or those that share a character."""
 
     ids: list[int]
     text: str
     """A byte that is not part of a complete character is the surrogate U+DC00 + byte."""
     special: bool
-    learned: bool
+    supervised: bool
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Part:
     """What the model sees by itself: a conversation, a document, or a whole row."""
 
     heading: str
-    pieces: list[Piece]
+    pieces: list[TokenGroup]
 
 
 @dataclass(frozen=True)
@@ -62,38 +62,38 @@ def read_row(rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int) 
     """Row `number`, taken apart."""
     row = rows[number]
     ids = row["input_ids"]
-    # Text has no labels of its own: all is learned but the first token, which nothing predicts.
-    learned = row["labels"] != IGNORED if "labels" in row else np.arange(len(ids)) > 0
+    # Rows of text have no labels: all tokens are supervised but the first token, which nothing predicts.
+    supervised = row["labels"] != IGNORED if "labels" in row else np.arange(len(ids)) > 0
     spans = list(pairwise([*rows.row_starts(number).tolist(), len(ids)]))
     parts = [
         Part(
             one_line(rows.part_heading(number, part, counted(end - start, "token"))),
-            read_tokens(tokenizer, ids[start:end], learned[start:end]),
+            read_tokens(tokenizer, ids[start:end], supervised[start:end]),
         )
         for part, (start, end) in enumerate(spans)
     ]
     facts = [
         f"row {number:,} of {len(rows):,}: {len(ids):,} of {rows.seq_len:,} tokens",
-        f"{learned.sum():,} supervised ({learned.mean():.1%})",
+        f"{supervised.sum():,} supervised ({supervised.mean():.1%})",
         *rows.row_facts(number),
     ]
     return Row(", ".join(facts), parts)
 
 
-def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, learned: np.ndarray) -> list[Piece]:
-    """Token ids → pieces that can be read. A piece of several tokens is learned if any of them is."""
+def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, supervised: np.ndarray) -> list[TokenGroup]:
+    """Token ids → pieces that can be read. A piece of several tokens is supervised if any of them is."""
     ids = [int(id) for id in input_ids]
     spelled = _spelling(tokenizer)
     added = tokenizer.added_tokens_decoder
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
-    pieces: list[Piece] = []
+    pieces: list[TokenGroup] = []
     begin, text = 0, ""
 
     def close(end: int, *, special: bool = False) -> None:
         nonlocal begin, text
         text += decoder.decode(b"", final=True)
         if begin < end:
-            pieces.append(Piece(ids[begin:end], text, special, bool(learned[begin:end].any())))
+            pieces.append(TokenGroup(ids[begin:end], text, special, bool(supervised[begin:end].any())))
         begin, text = end, ""
 
     for at, (id, token) in enumerate(zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)):
@@ -157,7 +157,7 @@ def one_line(text: str) -> str:
     return visible(text).replace("\n", "")
 
 
-def shown(piece: Piece) -> str:
+def shown(piece: TokenGroup) -> str:
     """A piece's text in plain characters, by which a special token is no more alike one that was typed."""
     return _not_text(visible(piece.text)) if piece.special else visible(piece.text)
 
@@ -182,7 +182,7 @@ def as_text(
         tokenizer: the one that made them.
         row_numbers: those to show.
         ids: each token with its id in front.
-        color: also by the terminal's colours: what is learned green, special tokens reversed.
+        color: also by the terminal's colours: what is supervised green, special tokens reversed.
     """
     lines = ["   ".join(LEGEND), REST_OF_LEGEND, *([IDS_LEGEND] if ids else [])]
     for number in row_numbers:
@@ -196,13 +196,13 @@ def as_text(
     return "\n".join(lines) + "\n"
 
 
-def _running(pieces: Sequence[Piece], color: bool) -> str:
-    """Pieces as running text, what is learned between marks."""
+def _running(pieces: Sequence[TokenGroup], color: bool) -> str:
+    """Pieces as running text, what is supervised between marks."""
     parts = []
-    for learned, run in groupby(pieces, lambda piece: piece.learned):
-        begin, end = LEARNED if learned else ("", "")
+    for supervised, run in groupby(pieces, lambda piece: piece.supervised):
+        begin, end = SUPERVISED if supervised else ("", "")
         segments = [(special, "".join(map(shown, some))) for special, some in groupby(run, lambda piece: piece.special)]
-        codes = ["32"] if learned and color else []
+        codes = ["32"] if supervised and color else []
         parts += [
             _styled(begin, codes),
             *(_styled(text, [*codes, "7"] if special and color else codes) for special, text in segments),
@@ -211,13 +211,16 @@ def _running(pieces: Sequence[Piece], color: bool) -> str:
     return "".join(parts)
 
 
-def _pairs(pieces: Sequence[Piece], color: bool) -> str:
+def _pairs(pieces: Sequence[TokenGroup], color: bool) -> str:
     """Each piece with its ids in front, as many to a line as it takes; a line of the text ends one."""
     lines, width = [""], 0
     for piece in pieces:
-        begin, end = LEARNED if piece.learned else NOT_LEARNED
+        begin, end = SUPERVISED if piece.supervised else UNSUPERVISED
         text = shown(piece)
-        cell, codes = f"{begin}{text.replace(chr(10), '')}{end}", [*(["32"] * piece.learned), *(["7"] * piece.special)]
+        cell, codes = (
+            f"{begin}{text.replace(chr(10), '')}{end}",
+            [*(["32"] * piece.supervised), *(["7"] * piece.special)],
+        )
         numbers = "+".join(map(str, piece.ids))
         if width and width + len(numbers) + len(cell) > WIDTH:
             lines.append("")
@@ -240,9 +243,9 @@ def _styled(text: str, codes: Sequence[str]) -> str:
 # ---- a page -----------------------------------------------------------------------------------------------------
 
 STYLE = """
-:root { color-scheme: light dark; --learned: #d5efd9; --special: #ddd6fb; --faint: #666; --edge: #0002; --line: #ccc; }
+:root { color-scheme: light dark; --loss: #d5efd9; --special: #ddd6fb; --faint: #666; --edge: #0002; --line: #ccc; }
 @media (prefers-color-scheme: dark) {
-  :root { --learned: #1d4a2b; --special: #493b80; --faint: #aaa; --edge: #fff3; --line: #555; }
+  :root { --loss: #1d4a2b; --special: #493b80; --faint: #aaa; --edge: #fff3; --line: #555; }
 }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
@@ -252,7 +255,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
 dt { color: var(--faint); } dd { margin: 0; }
 .text { font: 14px/1.8 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
 div.text { border: 1px solid var(--line); border-radius: 6px; padding: .6rem .8rem; }
-mark { background: var(--learned); color: inherit; }
+mark { background: var(--loss); color: inherit; }
 mark, b { unicode-bidi: isolate; }
 b { background: var(--special); border-radius: 3px; }
 span { box-shadow: inset 1px 0 var(--edge); }
@@ -266,7 +269,7 @@ def as_html(
     row_numbers: Iterable[int],
     *,
     ids: bool = False,
-    title: str = "What is learned",
+    title: str = "Supervised tokens",
     facts: Iterable[tuple[str, str]] = (),
 ) -> str:
     """Return rows as a self-contained HTML page without scripts; hovering over a token shows its ids.
@@ -295,7 +298,7 @@ def as_html(
         *(f"<dt>{_plain(name)}</dt><dd>{_plain(fact)}</dd>" for name, fact in facts),
         "</dl>",
         f'<p class="text"><mark>{LEGEND[0]}</mark>   <b>{LEGEND[1]}</b>   {LEGEND[2]}\n{REST_OF_LEGEND}\n'
-        "Where a token begins there is a thin line; its id shows under the pointer.</p>",
+        "A thin line marks the start of a token; hover to see its id.</p>",
     ]
     for number in row_numbers:
         row = read_row(rows, tokenizer, number)
@@ -312,15 +315,15 @@ def _plain(text: str) -> str:
     return html.escape(one_line(text))
 
 
-def _marked_up(pieces: Sequence[Piece], ids: bool) -> str:
+def _marked_up(pieces: Sequence[TokenGroup], ids: bool) -> str:
     parts = []
-    for learned, run in groupby(pieces, lambda piece: piece.learned):
+    for supervised, run in groupby(pieces, lambda piece: piece.supervised):
         inside = "".join(_token(piece, ids) for piece in run)
-        parts.append(f"<mark>{LEARNED[0]}{inside}{LEARNED[1]}</mark>" if learned else inside)
+        parts.append(f"<mark>{SUPERVISED[0]}{inside}{SUPERVISED[1]}</mark>" if supervised else inside)
     return "".join(parts)
 
 
-def _token(piece: Piece, ids: bool) -> str:
+def _token(piece: TokenGroup, ids: bool) -> str:
     tag = "b" if piece.special else "span"
     numbers = "+".join(map(str, piece.ids))
     text, line_end = shown(piece), ""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2small_hf.data.corpus import shards
-from gpt2small_hf.data.corpus.shards import Counts, SplitWriter
+from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
 from gpt2small_hf.runs.layout import DataFolder
 
 DTYPE = np.dtype("<u2")
@@ -32,17 +32,17 @@ def test_a_writer_that_was_stopped_goes_on_from_its_last_record(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD_TOKENS", capacity)
-        writer = SplitWriter(once, "train", DTYPE, Counts())
+        writer = SplitWriter(once, "train", DTYPE, SplitCounts())
         append(writer, parts)
         names = writer.finish()
         writer.close()
 
-        writer = SplitWriter(twice, "train", DTYPE, Counts())
+        writer = SplitWriter(twice, "train", DTYPE, SplitCounts())
         append(writer, parts[:stop])
         recorded = writer.flush()
         append(writer, parts[stop:])  # done, but never recorded
         writer.close()
-        writer = SplitWriter(twice, "train", DTYPE, Counts(**recorded))
+        writer = SplitWriter(twice, "train", DTYPE, SplitCounts(**recorded))
         append(writer, parts[stop:])
         assert writer.finish() == names
         writer.close()
@@ -58,7 +58,7 @@ def test_a_writer_that_was_stopped_goes_on_from_its_last_record(
 
 
 def test_counts_say_what_was_written(tmp_path: Path):
-    writer = SplitWriter(DataFolder(tmp_path), "train", DTYPE, Counts())
+    writer = SplitWriter(DataFolder(tmp_path), "train", DTYPE, SplitCounts())
     writer.append(np.array([5, 900, 7], np.uint32), np.array([0, 2]), 11)
     assert writer.flush() == {"tokens": 3, "documents": 2, "bytes": 11, "max_id": 900}
     writer.close()

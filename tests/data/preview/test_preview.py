@@ -189,7 +189,7 @@ def test_tokens_that_share_a_character_show_it_whole(tokenizer: PreTrainedTokeni
     assert len(pieces[1].ids) > 1
     # At the beginning of a text nothing predicts the first of them.
     (whole,) = read_tokens(tokenizer, np.array(pieces[1].ids), np.arange(len(pieces[1].ids)) > 0)
-    assert whole.learned
+    assert whole.supervised
 
 
 def test_a_character_that_is_cut_shows_its_bytes(tokenizer: PreTrainedTokenizerFast):
@@ -371,7 +371,7 @@ def preview(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 def facts(shown: str) -> dict[str, str]:
     """What stands above the rows, by name."""
-    above = shown.split("⟦what is learned⟧")[0]
+    above = shown.split("⟦supervised tokens⟧")[0]
     return {line[:11].strip(): line[11:] for line in above.splitlines()}
 
 
@@ -482,7 +482,7 @@ def test_a_page_is_written_and_replaced(preview: Callable[..., str], chats: str,
     shown = preview(chats, "--html", page, "--ids")
     assert shown.splitlines()[-2] == f"wrote {page}"
     read = Page(page.read_text(encoding="utf-8"))
-    assert read.texts["title"] == [f"What is learned from {chats}"]
+    assert read.texts["title"] == [f"Supervised tokens of {chats}"]
     assert dict(zip(read.texts["dt"], read.texts["dd"], strict=True)) == facts(shown)
     assert read.texts["h2"] == re.findall(r"^row .*", shown, re.MULTILINE)
     preview(chats, "--html", page, "-n", "1")
