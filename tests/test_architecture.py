@@ -16,7 +16,7 @@ MAY_IMPORT = {  # docs/architecture.md explains the order
     "data": {"runs", "errors", "formatting", "config", "invocation"},
     "conversion": {"model", "data", "runs", "errors", "formatting", "resources"},
     "evaluation": {"model", "data", "runs", "errors", "formatting", "config"},
-    "report": {"runs", "errors", "formatting", "config", "invocation", "resources"},
+    "report": {"evaluation", "runs", "errors", "formatting", "config", "invocation", "resources"},
     "training": {
         "model",
         "data",

@@ -12,19 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2small_hf.evaluation.tasks import notes, results_of, tables
 from gpt2small_hf.formatting import number
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
-    answers_line,
     console_table,
     escaped,
-    heldout_rows,
     kept_line,
     markdown_table,
     one_line,
-    overlap_line,
     worse_line,
 )
 from gpt2small_hf.resources import example_command
@@ -301,10 +299,10 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     parts = [f"# {escaped(run.name)}", escaped(status(run)), markdown_table(["", ""], facts(run), text=(0, 1))]
     parts.append("## Held-out loss")
     if run.heldout is not None:
-        parts.append(markdown_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
-        parts.append(escaped(overlap_line(run.heldout) or ""))
+        results = results_of(run.heldout)
+        parts += [markdown_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
         parts.append(escaped(worse_line(run.heldout) or ""))
-        parts.append(answers_line(run.heldout) or "")
+        parts += map(escaped, notes(results))
     parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
     parts.append("## Charts")
     parts += [f"![{path.stem.replace('_', ' ')}]({path.relative_to(run.folder.root).as_posix()})" for path in charts]
@@ -336,10 +334,10 @@ def as_text(run: Run) -> str:
     """The page for the console: without facts and charts."""
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
-        parts.append(console_table(*heldout_rows(run.heldout)) if run.measured else NOTHING_HELD_OUT)
-        parts.append(overlap_line(run.heldout) or "")
+        results = results_of(run.heldout)
+        parts += [console_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
         parts.append(worse_line(run.heldout) or "")
-        parts.append(answers_line(run.heldout) or "")
+        parts += notes(results)
     lines = [evaluations(run) or "", *troubles(run)]
     parts.append("\n".join(line for line in lines if line))
     parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run.samples, run.metrics)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from gpt2small_hf.formatting import number, perplexity
+from gpt2small_hf.evaluation.tasks import has_overlap, overlap_note
 from gpt2small_hf.runs.records import HeldOut, NewText
 
 CHATS_TO_JUDGE_BY = 10
@@ -62,39 +62,14 @@ def _visible(character: str) -> str:
 NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
 
 
-def heldout_rows(heldout: HeldOut) -> tuple[list[str], list[list[str]]]:
-    """The held-out results of a run (`evaluation/heldout.json`) as a table: header, rows."""
-    found = new_text(heldout)
-    measured = {
-        "before training": heldout.before,
-        "unigram (no context)": heldout.unigram,
-        "after training": heldout.after,
-        f"  on the {found.share:.0%} outside {found.overlap_tokens}-token overlaps" if found else "": found,
-    }
-    what = {"assistant": "held-out answers", "last": "held-out last answers"}.get(heldout.rows.loss_on or "")
-    header = [what or "held-out rows", "loss (nats/token)", "perplexity", "bits/byte"]
-    rows = [
-        [label, number(one.loss_nats, ".3f"), perplexity(one.perplexity), number(one.bits_per_byte, ".3f")]
-        for label, one in measured.items()
-        if one is not None
-    ]
-    return header, rows
-
-
 def new_text(heldout: HeldOut) -> NewText | None:
     """Return the results on tokens outside overlaps with the training text; None if (almost) all tokens are."""
-    return heldout.new_text if heldout.new_text and heldout.new_text.share < 0.99 else None
+    return heldout.new_text if heldout.new_text and has_overlap(heldout.new_text) else None
 
 
 def overlap_line(heldout: HeldOut) -> str | None:
-    """Explain which held-out tokens are in an overlap with the training text; None if the table has no such row."""
-    if not (found := new_text(heldout)):
-        return None
-    searched = f"first {found.searched_tokens:,} tokens of the " if found.searched_tokens is not None else ""
-    return (
-        f"A token is in an overlap if it and the {found.overlap_tokens - 1} tokens before it occur in this order in "
-        f"the {searched}training text."
-    )
+    """Return the definition of an overlap; None if the results have no such row."""
+    return overlap_note(heldout.new_text) if heldout.new_text else None
 
 
 def kept_line(step: int | None, last_step: int) -> str | None:
@@ -123,15 +98,4 @@ def rise_line(before: float, after: float, conversations: int | None) -> str | N
         f"The held-out loss rose from {before:.3f} before training to {after:.3f}: the model is worse than before. "
         "Lower --learning_rate, warm up longer, clip gradients (--max_grad_norm 1) or train for "
         "fewer steps."
-    )
-
-
-def answers_line(heldout: HeldOut) -> str | None:
-    """How many sampled answers ended by themselves, as a sentence; None if no question was asked."""
-    told = heldout.answers
-    if not told or not told.asked:
-        return None
-    return (
-        f"{told.ended:,} of {told.asked:,} sampled answers ({told.ended / told.asked:.1%}) ended by themselves within "
-        f"{told.max_new_tokens} tokens"
     )

@@ -121,8 +121,8 @@ class AnswerCounts(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOut(Record):
-    """`evaluation/heldout.json`: the loss on held-out rows. If nothing was held out there are 0 rows and no losses."""
+class HeldOutLosses(Part):
+    """The loss on held-out rows. If nothing is held out there are 0 rows and no losses."""
 
     rows: HeldOutRows
     before: Measures | None = None
@@ -130,9 +130,18 @@ class HeldOut(Record):
     unigram: Measures | None = None
     """Of a guess that knows only how frequent each token is in the training data."""
     after: Measures | None = None
+    """After training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(HeldOutLosses, Record):
+    """`evaluation/heldout.json`: the results of the evaluation tasks, without the texts that the model wrote."""
+
     new_text: NewText | None = None
     """After training; None of chats, and if all tokens are in an overlap with the training text."""
     answers: AnswerCounts | None = None
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Results of further tasks, by name."""
     step: int | None = None
     """Of the weights."""
     last_step: int | None = None
@@ -157,6 +166,58 @@ class Answer(Part):
     def turns(self) -> list[str]:
         """What was said, up to the question."""
         return [message["content"] for message in self.messages]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(AnswerCounts):
+    """The result of the task `answers`: counts for `heldout.json`, and the lines of `answers.jsonl`."""
+
+    answers: list[Answer] = field(default_factory=list[Answer])
+
+    @property
+    def counts(self) -> AnswerCounts:
+        """Return the counts alone."""
+        return AnswerCounts(asked=self.asked, ended=self.ended, max_new_tokens=self.max_new_tokens)
+
+
+# ---- evaluation/completions.json and samples.jsonl ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Part):
+    """How text was generated."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(Part):
+    """A prompt and its two continuations, without the prompt."""
+
+    prompt: str
+    """As the model read it."""
+    greedy: str
+    sampled: str
+    settings: SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Completion):
+    """A line of `samples.jsonl`: a completion by the model of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions(Record):
+    """`evaluation/completions.json`: prompts that the finished model continued or answered."""
+
+    completions: list[Completion]
+    is_chat: bool | None = None
+    made_by: MadeBy | None = None
 
 
 # ---- resolved.json -----------------------------------------------------------------------------------------------

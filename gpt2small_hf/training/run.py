@@ -30,30 +30,19 @@ from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.preview.render import as_text
 from gpt2small_hf.data.row_dataset import RowDataset
-from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
-from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, first_questions, questions
-from gpt2small_hf.evaluation.completions import complete
-from gpt2small_hf.evaluation.heldout import (
-    MOST_TRAINING_TOKENS,
-    OVERLAP_TOKENS,
-    heldout_losses,
-    measures,
-    seen_in_training,
-    standard_error,
-    unigram_losses,
-)
+from gpt2small_hf.evaluation.answers import first_questions
+from gpt2small_hf.evaluation.heldout import heldout_losses
+from gpt2small_hf.evaluation.task import EvaluationInputs
+from gpt2small_hf.evaluation.tasks import notes, run_tasks, save_results, tables
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
-    answers_line,
     console_table,
-    heldout_rows,
     kept_line,
-    overlap_line,
     worse_line,
 )
 from gpt2small_hf.runs.files import (
@@ -64,12 +53,11 @@ from gpt2small_hf.runs.files import (
     remove,
     remove_if_empty,
     set_default_permissions,
-    write_json,
     write_jsonl,
 )
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by, processor_name
-from gpt2small_hf.runs.records import AnswerCounts, HeldOut, HeldOutRows, NewText, ParameterCounts, Resolved
+from gpt2small_hf.runs.records import ParameterCounts, Resolved
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
     flops_per_token,
@@ -556,59 +544,40 @@ def finish_folder(
 
     Raises: RunStoppedError if the model's loss is not finite.
     """
-    rows, heldout, tokenizer = inputs.rows, inputs.heldout, inputs.tokenizer
-    after = heldout_losses(model, heldout, batch_size=args.trainer.eval_batch_size) if heldout else np.zeros(0)
-    if not np.isfinite(after).all():
+    rows, tokenizer = inputs.rows, inputs.tokenizer
+    measured_on = EvaluationInputs(
+        tokenizer=tokenizer,
+        heldout=inputs.heldout,
+        train=rows,
+        prompts=args.run.prompts or [],
+        is_chat=rows.is_chat,
+        loss_before=read_jsonl(run.metrics)[0]["eval_loss"] if inputs.heldout else None,
+        max_answers=args.run.max_answers,
+        batch_size=args.trainer.eval_batch_size,
+    )
+    if inputs.heldout and not np.isfinite(measured_on.losses(model)).all():
         raise RunStoppedError(
             "the trained model's held-out loss is not finite, so the model was not saved. Lower --learning_rate; "
             f"{run.metrics} shows when it broke."
         )
     save_model(model, tokenizer, run.model)
-    weights = run.model / "model.safetensors"
-    on = HeldOutRows(rows=0, seq_len=rows.seq_len, predicted_tokens=0)
-    results: dict[str, Any] = {}
-    if heldout:
-        n_bytes = heldout.supervised_bytes(tokenizer)
-        scale = float(n_bytes.mean())
-        on = HeldOutRows(rows=len(heldout), seq_len=heldout.seq_len, predicted_tokens=after.size)
-        results = {
-            "before": measures(np.array([read_jsonl(run.metrics)[0]["eval_loss"]]), scale),
-            "unigram": measures(unigram_losses(rows, heldout, vocab_size=model.config.vocab_size), scale),
-            "after": measures(after, scale, standard_error_nats=standard_error(after, heldout)),
-        }
-        if isinstance(rows, TextDataset) and isinstance(heldout, TextDataset):
-            new = ~seen_in_training(rows, heldout).reshape(-1)
-            if new.any():
-                found = measures(after[new], float(n_bytes[new].mean()))
-                results["new_text"] = NewText(
-                    share=float(new.mean()),
-                    **vars(found),
-                    recorded_overlap_tokens=OVERLAP_TOKENS,
-                    searched_tokens=min(rows.n_tokens, MOST_TRAINING_TOKENS),
-                )
-    if isinstance(heldout, ChatDataset):
-        on = replace(on, conversations=heldout.counts.kept, loss_on=heldout.loss_on)
-        answers = answer_all(model, tokenizer, questions(heldout.chats, args.run.max_answers))
-        ended = sum(answer["ended"] for answer in answers)
-        results["answers"] = AnswerCounts(asked=len(answers), ended=ended, max_new_tokens=MOST_NEW_TOKENS)
-        write_jsonl(run.answers, answers)
-    completions = complete(model, tokenizer, args.run.prompts or [], chat=rows.is_chat)
-    write_json(run.completions, {"completions": completions, "made_by": made_by([weights]).to_json()})
-    made = made_by([weights, run.model / "tokenizer.json", *inputs.inputs])
-    measured = HeldOut(rows=on, **results, step=step, last_step=last_step, made_by=made)
-    measured.save(run.heldout)
+    results = run_tasks(model, measured_on)
+    made = made_by([run.model / "model.safetensors", run.model / "tokenizer.json", *inputs.inputs])
+    measured = save_results(run, results, seq_len=rows.seq_len, step=step, last_step=last_step, made_by=made)
     draw_charts(run)
     if run.former.exists():
         shutil.rmtree(run.former)
 
-    for completion in completions:
-        if rows.is_chat:
-            print(f"\nasked: {completion['prompt']}\nanswered: {completion['greedy']}")
-        else:
-            print(f"\nsample: {completion['prompt']} ▸{completion['sampled']}")
-    print(f"\n{console_table(*heldout_rows(measured)) if heldout else NOTHING_HELD_OUT}\n")
-    for said in filter(None, (kept_line(step, last_step), overlap_line(measured), answers_line(measured))):
-        print(f"{said}\n")
+    texts = {name: results.pop(name) for name in ("completions",) if name in results}
+    for text in notes(texts):
+        print(f"\n{text}")
+    for table in tables(results):
+        print(f"\n{console_table(table[0], table[1:])}")
+    if not inputs.heldout:
+        print(f"\n{NOTHING_HELD_OUT}")
+    for line in filter(None, (kept_line(step, last_step), *notes(results))):
+        print(f"\n{line}")
+    print()
     if worse := worse_line(measured):
         print(f"warning: {worse}\n")
 

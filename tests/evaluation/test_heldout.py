@@ -1,7 +1,6 @@
 """Losses against hand computation, and the share of held-out text that also stands in the training text."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,13 +25,6 @@ from gpt2small_hf.evaluation.heldout import (
     unigram_losses,
 )
 from gpt2small_hf.runs.files import read_json
-
-
-@pytest.fixture(scope="module")
-def splits(tiny_run) -> tuple[TextDataset, TextDataset]:
-    folder = Path(read_json(tiny_run.resolved)["data"]["folder"])
-    place = tiny_run.root.parents[1] / folder
-    return TextDataset(place, "train", 32), TextDataset(place, "validation", 32)
 
 
 def test_losses_are_those_of_each_row_alone_whatever_the_batch(splits):

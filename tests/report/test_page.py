@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from gpt2small_hf import GPT2SmallForCausalLM, cli
 from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.tasks import results_of, tables
 from gpt2small_hf.report.page import comparison_rows, ladders, loss_then, rungs, status, troubles
-from gpt2small_hf.report.tables import console_table, heldout_rows, overlap_line
+from gpt2small_hf.report.tables import console_table, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
@@ -39,7 +40,7 @@ def blocks(page):
 def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, capsys):
     assert cli.main(["report", str(run.root)]) == 0
     page = run.report.read_text(encoding="utf-8")
-    _, results = heldout_rows(HeldOut.load(run.heldout))
+    ((_, *results),) = tables(results_of(HeldOut.load(run.heldout)))
     for line in results:
         assert [cell.strip() for cell in line] in cells(page)
     shown = capsys.readouterr().out

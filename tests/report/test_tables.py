@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from gpt2small_hf.evaluation.tasks import results_of, tables
 from gpt2small_hf.report.tables import (
     console_table,
     escaped,
-    heldout_rows,
     markdown_table,
     one_line,
     overlap_line,
@@ -29,6 +29,12 @@ def heldout_with(**results):
     """Results of a run on text, with these."""
     rows = {**OLD["rows"], **results.pop("rows", {})}
     return HeldOut.from_json({"rows": rows, "made_by": OLD["made_by"], **results}, "heldout.json:")
+
+
+def heldout_rows(heldout):
+    """Return header and rows of the table of held-out losses."""
+    (table,) = tables(results_of(heldout))
+    return table[0], table[1:]
 
 
 def rendered(markdown):
@@ -67,7 +73,7 @@ def test_without_repeats_there_is_no_row_for_them():
 
 @pytest.mark.parametrize(("value", "shown"), [(999_999.94, "999,999.9"), (1.2e272, ">1,000,000"), (None, ">1,000,000")])
 def test_perplexity_above_a_million_is_shown_as_that(value, shown):
-    assert heldout_rows(heldout_with(before=MEASURES | {"perplexity": value}))[1][0][2] == shown
+    assert heldout_rows(heldout_with(after=MEASURES | {"perplexity": value}))[1][0][2] == shown
 
 
 def test_worse_line_names_both_losses_only_if_the_loss_rose():

@@ -1,0 +1,60 @@
+"""`evaluate` on our model and another, and a task of one's own that reports and records show."""
+
+import math
+
+import pytest
+import torch
+from conftest import REPOSITORY
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from gpt2small_hf.evaluation import tasks
+from gpt2small_hf.evaluation.task import Task
+from gpt2small_hf.evaluation.tasks import evaluate, notes, results_of, tables
+from gpt2small_hf.runs.records import HeldOut, Measures
+
+
+@pytest.fixture(scope="module")
+def model(tiny_run):
+    return AutoModelForCausalLM.from_pretrained(tiny_run.model)
+
+
+def test_evaluate_measures_what_the_run_recorded(model, tiny_run, splits):
+    train, heldout = splits
+    tokenizer = AutoTokenizer.from_pretrained(tiny_run.model)
+    recorded = HeldOut.load(tiny_run.heldout)
+    results = evaluate(model, tokenizer=tokenizer, heldout=heldout, train=train, prompts=["The"])
+    assert list(results) == ["heldout", "overlap", "completions"]
+    assert results["heldout"].after.loss_nats == pytest.approx(recorded.after.loss_nats, abs=1e-5)
+    assert results["heldout"].unigram == recorded.unigram
+    assert results["overlap"].share == pytest.approx(recorded.new_text.share)
+    assert notes(results)[-1].startswith("sample: The")
+    assert [row[0] for row in tables(results)[0]][1:3] == ["unigram (no context)", "after training"]
+
+
+def test_evaluate_takes_models_of_transformers_and_refuses_unknown_tasks(splits):
+    _, heldout = splits
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_positions=32, n_embd=16, n_layer=1, n_head=2))
+    found = evaluate(model, ["heldout"], heldout=heldout)["heldout"]
+    assert found.after.loss_nats == pytest.approx(math.log(300), abs=0.1)
+    assert found.after.bits_per_byte is None
+    with pytest.raises(ValueError, match="heldot is not a task"):
+        evaluate(model, ["heldot"], heldout=heldout)
+    with pytest.raises(ValueError, match="answers cannot be measured"):
+        evaluate(model, ["answers"], heldout=heldout)
+
+
+def test_a_task_is_one_more_entry_of_the_list(model, splits, monkeypatch, tiny_run):
+    _, heldout = splits
+
+    def run(model, inputs):
+        return Measures(loss_nats=float(inputs.losses(model).max()))
+
+    worst = Task("worst token", Measures, lambda inputs: inputs.heldout is not None, run,
+                 lambda found: [["worst token", "loss"], ["", f"{found.loss_nats:.1f}"]])  # fmt: skip
+    monkeypatch.setattr(tasks, "TASKS", [*tasks.TASKS, worst])
+    results = evaluate(model, ["heldout", "worst token"], heldout=heldout)
+    recorded = HeldOut.load(REPOSITORY / "tests/runs/old_run/text/evaluation/heldout.json")
+    assert tables(results)[-1][0] == ["worst token", "loss"]
+    again = HeldOut.from_json({**recorded.to_json(), "tasks": {"worst token": {"loss": 7.25}}}, "heldout.json:")
+    assert tables(results_of(again))[-1][1] == ["", "7.2"]
