@@ -28,7 +28,7 @@ from hypothesis import settings
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.run import train
@@ -234,7 +234,7 @@ def tiny_words(place: Path, output_dir: Path) -> list[str]:
 
 def run_train(words: list[str]) -> RunFolder:
     """What `python train.py` does with these words, in this process."""
-    return train(parse_arguments(words, default_recipe=REPOSITORY / "examples" / "tiny.yaml"))
+    return train(read_config(words, default_recipe=REPOSITORY / "examples" / "tiny.yaml"))
 
 
 @pytest.fixture(scope="session")

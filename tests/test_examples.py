@@ -19,9 +19,9 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 ACCELERATE = sorted((REPOSITORY / "examples" / "accelerate").glob("*.yaml"))
 SKY = REPOSITORY / "examples" / "cloud" / "sky.yaml"
@@ -64,7 +64,7 @@ def test_accelerate_knows_every_key_and_every_word_of_the_command(path, monkeypa
     assert config.num_processes == 8 * config.num_machines
     # Only the recipe sets these, so that the two cannot contradict each other.
     assert config.mixed_precision is None
-    recipe = {action.dest for action in FlagParser(TrainerArguments)._actions}
+    recipe = {action.dest for action in FlagParser(TrainerSettings)._actions}
     assert {*config.fsdp_config, *config.deepspeed_config} & recipe == set()
 
 

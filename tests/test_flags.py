@@ -113,7 +113,7 @@ def test_dashes_are_accepted_and_abbreviations_are_not():
         (["--bf61"], "--bf61 is not a flag. Did you mean --bf16?"),
         (["--zzz", "1"], "--zzz is not a flag. All flags: prog --help"),
         (["--learning_rate", "fast"], "--learning_rate: 'fast' is not a number"),
-        (["stray"], "stray stands where a flag was expected"),
+        (["stray"], "stray is in the place of a flag"),
     ],
 )
 def test_flag_error_names_the_fix(words, message):

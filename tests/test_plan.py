@@ -46,7 +46,7 @@ def test_a_recipe_for_eight_gpus_is_planned_without_one(capsys):
         (["--bf16", "false", "--fp16"], "a100", "0.8 h on 8 x A100 at 40% of 312 TFLOP/s in float16"),
         (["--bf16", "false", "--tf32"], "A100", "1.6 h on 8 x A100 at 40% of 156 TFLOP/s in tf32"),
         (["--bf16", "false"], "A100", "12.4 h on 8 x A100 at 40% of 19.5 TFLOP/s in float32"),
-        ([], "T4", "unknown: the T4 does not compute in bfloat16. Take --fp16"),
+        ([], "T4", "unknown: the T4 does not compute in bfloat16. Use --fp16"),
     ],
 )
 def test_the_time_with_a_given_share_is_that_of_the_recipes_precision(words, device, said, capsys):
@@ -226,12 +226,12 @@ def test_a_budget_of_tokens_becomes_whole_steps_of_the_run(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--branch_from", "nowhere"], "--branch_from nowhere is not a whole checkpoint"),
-        (["--device_name", "Abacus"], "--device_name Abacus is not known. Known: GB200, B200"),
-        (["--device_name", "H1000"], "--device_name H1000 is not known. Did you mean H100?"),
+        (["--branch_from", "nowhere"], "--branch_from nowhere is not a complete checkpoint"),
+        (["--device_name", "Abacus"], "--device_name Abacus is unknown. Known: GB200, B200"),
+        (["--device_name", "H1000"], "--device_name H1000 is unknown. Did you mean H100?"),
         (["--mfu", "40"], "--mfu is 40. Give a share above 0, up to 1."),
         (["--n_devices", "0"], "--n_devices is 0."),
-        (["--tokens", "9", "--max_steps", "9"], "--max_steps and --tokens both say how long to train."),
+        (["--tokens", "9", "--max_steps", "9"], "--max_steps cannot be combined with --tokens"),
         (["--tokens_per_parameter", "-1"], "--tokens_per_parameter is -1."),
         (["--tokens", "0"], "--tokens is 0."),
         (["--divices", "2"], "Did you mean --n_devices?"),

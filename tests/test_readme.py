@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, run_script
 
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
 from gpt2small_hf.publishing.facts import MINIMUM_TRANSFORMERS
 
@@ -71,7 +71,7 @@ def test_block_that_is_not_run_parses(language, code):
             words = ["python", *words[words.index("train.py") :]]
         if words[:2] == ["python", "train.py"]:
             words.append("--bf16=false")  # refused where there is no GPU
-            parse_arguments(words[2:], default_recipe=REPOSITORY / "examples" / "tiny.yaml")
+            read_config(words[2:], default_recipe=REPOSITORY / "examples" / "tiny.yaml")
         elif words[:2] == ["python", "upload/push.py"]:
             push_arguments(words[2:])
         elif words[:4] == ["python", "-m", "gpt2small_hf", "prepare"]:

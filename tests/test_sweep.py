@@ -14,11 +14,11 @@ from conftest import CORPUS, REPOSITORY
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.commands.sweep import SweepArguments, main
 from gpt2small_hf.config.recipe import find_recipes
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.runs.files import read_json, sha256
-from gpt2small_hf.sweep import plan, prepare
+from gpt2small_hf.sweep import check_recipes, list_jobs
 from gpt2small_hf.training.budget import cerebras_weight_decay, sizes
 
 SMALL_LADDER = REPOSITORY / "examples" / "interventions-small"
@@ -210,14 +210,12 @@ def test_a_run_that_does_not_learn_is_a_result_and_one_that_fails_ends_the_sweep
     out, err = process.communicate()
     assert process.returncode == 3
     assert "metrics.jsonl: Is a directory" in err
-    assert err.splitlines()[-1].startswith(
-        "stopped: hot-i1-t1 failed; all that it said is in runs/ladder/hot-i1-t1.log."
-    )
+    assert err.splitlines()[-1].startswith("stopped: hot-i1-t1 failed; its output is in runs/ladder/hot-i1-t1.log.")
 
 
 def test_the_baseline_is_run_with_every_pair_of_seeds_and_each_change_with_pairs_of_equal_ones(tmp_path):
     recipes = find_recipes(write_recipes(tmp_path))
-    jobs = plan(recipes, SweepArguments(seeds=3), SweepFolder(Path("runs/ladder")))
+    jobs = list_jobs(recipes, SweepArguments(seeds=3), SweepFolder(Path("runs/ladder")))
     names = [job.folder.root.name for job in jobs]
     assert names[:9] == [f"baseline-i{i}-t{t}" for i in (1, 2, 3) for t in (1, 2, 3)]
     assert names[9:] == ["hot-i1-t1", "hot-i2-t2"]
@@ -237,14 +235,14 @@ def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_
     monkeypatch.chdir(tmp_path)
     recipes = write_recipes(tmp_path)
     (recipes / "hot.yaml").write_text("extends: baseline.yaml\nseq_len: 16\n")
-    with pytest.raises(UsageError, match=r"hot\.yaml is measured on other held-out rows than .*baseline\.yaml"):
+    with pytest.raises(UsageError, match=r"hot\.yaml is evaluated on other held-out rows than .*baseline\.yaml"):
         main([str(recipes)])
     (recipes / "hot.yaml").write_text("extends: baseline.yaml\nlerning_rate: 16\n")
     with pytest.raises(UsageError, match="Did you mean learning_rate"):
         main([str(recipes)])
     (recipes / "hot.yaml").rename(recipes / "other.yaml")  # --only looks at the recipes it names, and the baseline
     (recipes / "hot.yaml").write_text("extends: baseline.yaml\nseq_len: 16\n")
-    with pytest.raises(UsageError, match=r"hot\.yaml is measured on other held-out rows"):
+    with pytest.raises(UsageError, match=r"hot\.yaml is evaluated on other held-out rows"):
         main([str(recipes), "--only", "hot"])
     assert not list((tmp_path / "runs").glob("*/*-i*"))
 
@@ -253,15 +251,15 @@ def test_small_interventions_are_measured_on_the_same_rows(tmp_path, monkeypatch
     """Every recipe is accepted, measured on the baseline's rows, says three things, and follows the rule it names."""
     monkeypatch.chdir(tmp_path)
     recipes = find_recipes(SMALL_LADDER)
-    jobs = plan(recipes, SweepArguments(seeds=1), SweepFolder(tmp_path))
-    fingerprints = prepare({job.recipe: job for job in jobs})
+    jobs = list_jobs(recipes, SweepArguments(seeds=1), SweepFolder(tmp_path))
+    fingerprints = check_recipes({job.recipe: job for job in jobs})
     assert len(set(fingerprints.values())) == 1
     at_full_size = {path.stem for path in (REPOSITORY / "examples" / "interventions").glob("*.yaml")}
     others = {"float32", "local-baseline", "local-stacked", "weight-decay-0.33724", "tied-small-init"}
     assert at_full_size - others <= recipes.keys()
     told = [[line.split()[1] for line in path.read_text().splitlines()[:3]] for path in recipes.values()]
     assert told == [["Shows:", "Machine:", "Expect:"]] * len(recipes)
-    rule = parse_arguments([str(recipes["weight-decay-rule"])], recipes["weight-decay-rule"])
+    rule = read_config([str(recipes["weight-decay-rule"])], recipes["weight-decay-rule"])
     no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     n = sizes(GPT2SmallConfig(vocab_size=rule.data.new_vocab_size, **no_ids, **vars(rule.model))).total
     tokens, batch = 1300 * 1024, 1024

@@ -1,4 +1,1 @@
-"""A file for each command: its flags and paths, checked before what takes seconds is imported.
-
-What a command does is in the module that it imports once they are understood.
-"""
+"""One module for each command: it checks flags and paths, and then imports the module that does the work."""

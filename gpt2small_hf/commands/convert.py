@@ -1,4 +1,4 @@
-"""`convert`: a model folder of one form → one of another, by `conversion/convert.py`."""
+"""`convert`: a model folder → the same model in another format, by `conversion/convert.py`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def main(words: list[str]) -> None:
     """Run `convert`."""
     parser = FlagParser(
         prog=command("convert"),
-        description="Turn a GPT-2 of another code base into a folder of ours, or ours into one that any GPT-2 reader "
-        "takes without remote code. Nothing in SRC is run.",
+        description="Convert GPT-2 weights of other code to this package's format, or a model of this package to "
+        "transformers' GPT-2 format, which needs no remote code. No code in SRC is executed.",
     )
     parser.add_argument(
         "SRC",
-        help="A run, model or checkpoint folder of ours; a folder or Hub id of a transformers GPT-2; the reference "
-        "series' model.json with *.safetensors, or its published form; nanoGPT's ckpt.pt.",
+        help="A run, model or checkpoint folder of this package; a folder or Hub id of a transformers GPT-2; the "
+        "reference series' model.json with *.safetensors, or its published form; nanoGPT's ckpt.pt.",
     )
-    parser.add_argument("DST", type=Path, help="The folder to write.")
-    parser.add_argument("--to", required=True, choices=["gpt2small", "gpt2"], help="The form to write.")
-    parser.add_argument("--config", type=Path, help="The reference series' model.json, if it is not beside SRC.")
-    parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if none lies beside SRC.")
+    parser.add_argument("DST", type=Path, help="Folder to write.")
+    parser.add_argument("--to", required=True, choices=["gpt2small", "gpt2"], help="Format to write.")
+    parser.add_argument("--config", type=Path, help="The reference series' model.json, if it is not in SRC.")
+    parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if SRC has none.")
     parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
     (args,) = parser.fill(words)
     from gpt2small_hf.conversion.convert import check_destination, convert, locate, next_command

@@ -17,10 +17,12 @@ def main(words: list[str]) -> None:
         PrepareArguments,
         prog=command("prepare"),
         usage=f"{command('prepare')} --text FILES … | --dataset ID [--flag value …]",
-        description="Make a folder of token files from text. Without flags: from the Python documentation.",
+        description="Tokenize text into a folder of token files. Without flags: the Python language reference.",
     )
-    parser.add_argument("--output_dir", "--output-dir", type=Path, help="The folder (default: data/<source>-<hash>).")
-    parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it holds another set.")
+    parser.add_argument(
+        "--output_dir", "--output-dir", type=Path, help="Folder to write (default: data/<source>-<hash>)."
+    )
+    parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it contains other data.")
     args, where = parser.fill(words)
     from gpt2small_hf.data.corpus.sources import find_files
 
@@ -28,7 +30,7 @@ def main(words: list[str]) -> None:
         check_named("--tokenizer", args.tokenizer)
     find_files([*(args.text or []), *(args.validation_text or [])])
     place = where.output_dir or Path("data")
-    if not place.is_dir():  # a set that is there may only be read
+    if not place.is_dir():  # an existing data set is only read
         check_writable("--output_dir", place)
     from gpt2small_hf.data.corpus.metadata import read_meta
     from gpt2small_hf.data.corpus.prepare import prepare

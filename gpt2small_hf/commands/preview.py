@@ -20,17 +20,16 @@ def main(words: list[str]) -> None:
         ChatFlags,
         prog=command("preview"),
         usage=f"{command('preview')} DATA … [--flag value …]",
-        description="Show what a model would be trained on, row by row: the template in force, what of it is learned "
-        "and what did not fit.",
+        description="Print training rows of chats or prepared text: the template, the supervised tokens, what was cut.",
     )
     parser.add_argument(
         "DATA",
         nargs="+",
         help="Chats, as `train --chat_data` takes them: files, folders, Hub ids, NAME[:100] for some rows. "
-        "Or one folder that `prepare` has written.",
+        "Or one folder that `prepare` wrote.",
     )
-    parser.add_argument("--ids", action="store_true", help="Show the ids of the tokens.")
-    args, chat, others = parser.fill(_apart(words))
+    parser.add_argument("--ids", action="store_true", help="Print token ids.")
+    args, chat, others = parser.fill(_separate_switches(words))
     from gpt2small_hf.data.chat.files import find_places
 
     if not any(DataFolder(Path(name).expanduser()).exists for name in others.DATA):
@@ -44,8 +43,8 @@ def main(words: list[str]) -> None:
     preview(others.DATA, args, chat, ids=others.ids)
 
 
-def _apart(words: list[str]) -> list[str]:
-    """`--skip_bad_rows chats.jsonl` with an end to the flag: the parser would take the name for its value."""
+def _separate_switches(words: list[str]) -> list[str]:
+    """Give switches a value: in `--skip_bad_rows chats.jsonl` the parser would read the file name as the value."""
     names = [f.name for f in fields(ChatFlags) if f.default is False]
     switches = {f"--{spelled}" for name in names for spelled in (name, name.replace("_", "-"))}
     truths = {*("yes", "true", "t", "y", "1"), *("no", "false", "f", "n", "0")}

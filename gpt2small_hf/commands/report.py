@@ -14,8 +14,8 @@ def main(words: list[str]) -> None:
     """Run `report`."""
     parser = FlagParser(
         prog=command("report"),
-        description="Write report.md into each run folder: what the run is, its results, charts and symptoms, and how "
-        "its text became coherent. Several runs are also compared. A run need not be finished.",
+        description="Write report.md into each run folder: settings, results, charts, symptoms and samples. "
+        "Several runs are also compared. Unfinished runs are accepted.",
     )
     parser.add_argument("RUN", nargs="+", type=Path, help="A run folder.")
     (args,) = parser.fill(words)

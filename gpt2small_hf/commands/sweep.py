@@ -13,9 +13,9 @@ from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
 
 
-@dataclass
+@dataclass(frozen=True)
 class SweepArguments:
-    """Which runs, how many at a time, and where."""
+    """The runs of a sweep, and their folder."""
 
     _argument_group_name = "sweep"
 
@@ -27,27 +27,34 @@ class SweepArguments:
         default=None,
         metadata={"help": "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2, at most --seeds."},
     )
-    n_jobs: int = field(default=1, metadata={"help": "Runs at a time. On a CPU each takes the recipe's num_threads."})
+    n_jobs: int = field(
+        default=1, metadata={"help": "Number of runs at a time. On a CPU each uses the num_threads of its recipe."}
+    )
     output_dir: Path | None = field(
-        default=None, metadata={"help": "Folder of the run folders and of the table; unset: runs/<name of FOLDER>."}
+        default=None, metadata={"help": "Folder of the runs and of the table; unset: runs/<name of FOLDER>."}
     )
     only: list[str] = field(
-        default_factory=list, metadata={"help": "Run these recipes only; the table has all that were run."}
+        default_factory=list, metadata={"help": "Recipes to run; the table has all that were run. Unset: all."}
     )
-    overwrite: bool = field(default=False, metadata={"help": "Do the runs again whose recipe or text was changed."})
-    table_only: bool = field(default=False, metadata={"help": "Run nothing: make the table of what is there."})
+    overwrite: bool = field(default=False, metadata={"help": "Repeat runs whose recipe or text has changed."})
+    table_only: bool = field(
+        default=False, metadata={"help": "Write the table of the finished runs, without training."}
+    )
 
     def __post_init__(self) -> None:
         for name in ("seeds", "seeds_per_intervention", "n_jobs"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}. Give 1 or more.")
-        if self.seeds_per_intervention is None:
-            self.seeds_per_intervention = min(2, self.seeds)
-        if self.seeds_per_intervention > self.seeds:
+        if self.n_pairs > self.seeds:
             raise UsageError(
                 f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
-                "(--seeds), and runs are compared with the baseline's of the same seeds. Give at most as many."
+                "(--seeds), and runs are compared with the baseline of the same seeds. Give at most {self.seeds}."
             )
+
+    @property
+    def n_pairs(self) -> int:
+        """Seed pairs of each recipe but the baseline."""
+        return min(2, self.seeds) if self.seeds_per_intervention is None else self.seeds_per_intervention
 
 
 def main(words: list[str]) -> None:
@@ -57,12 +64,12 @@ def main(words: list[str]) -> None:
         prog=command("sweep"),
         usage=f"{command('sweep')} FOLDER [--flag value …]",
         description="Run every recipe of a folder with several seeds, and list which changes of the held-out loss "
-        f"exceed its noise. The folder has a {BASELINE}.yaml, which the others are compared with. The same command "
+        f"exceed its noise. The folder has a {BASELINE}.yaml, with which the others are compared. The same command "
         "resumes an interrupted sweep.",
     )
     parser.add_argument("FOLDER", type=Path, help="Folder of recipes, such as examples/interventions-small.")
     args, where = parser.fill(words)
-    from gpt2small_hf.config.resolve import read_arguments
+    from gpt2small_hf.config.resolve import read_config
     from gpt2small_hf.training.memory import check_memory
     from gpt2small_hf.training.paths import check_packages, check_paths
 
@@ -75,7 +82,7 @@ def main(words: list[str]) -> None:
             )
     for name, path in recipes.items():
         if not args.table_only and (not args.only or name in (BASELINE, *args.only)):
-            settings = read_arguments([str(path)], path)
+            settings = read_config([str(path)])
             check_paths(settings)
             check_packages(settings)
             check_memory(settings)

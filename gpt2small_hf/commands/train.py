@@ -1,8 +1,8 @@
-"""`train`: a recipe and some flags → one run, by `training/run.py`."""
+"""`train`: a recipe and flags → one run, by `training/run.py`."""
 
 from __future__ import annotations
 
-from gpt2small_hf.config.resolve import DEFAULT_RECIPE, complete, read_arguments, show_recipe
+from gpt2small_hf.config.resolve import read_config, show_recipe
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.paths import check_packages, check_paths
@@ -11,14 +11,14 @@ from gpt2small_hf.training.resume import check_folder
 
 def main(words: list[str]) -> None:
     """Run `train`."""
-    args = read_arguments(words, DEFAULT_RECIPE)
-    if args.run.print_recipe:
-        print(show_recipe(words, DEFAULT_RECIPE), end="")
+    config = read_config(words)
+    if config.run.print_recipe:
+        print(show_recipe(config), end="")
         return
-    check_folder(RunFolder(args.run.output_dir), args)
-    check_paths(args)
-    check_packages(args)
-    check_memory(args)
+    check_folder(RunFolder(config.run.output_dir), config)
+    check_paths(config)
+    check_packages(config)
+    check_memory(config)
     from gpt2small_hf.training.run import train
 
-    train(complete(args))
+    train(config)

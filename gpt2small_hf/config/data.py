@@ -20,7 +20,7 @@ CHAT_SEQ_LEN, TEXT_SEQ_LEN = 1024, 256
 VOCABULARY = 1024
 
 
-@dataclass
+@dataclass(frozen=True)
 class PrepareArguments:
     """Which text to prepare, with which tokenizer, and what to hold out."""
 
@@ -115,7 +115,7 @@ class PrepareArguments:
         return self.num_workers or os.cpu_count() or 1
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChatArguments:
     """Which chats to learn from, how they are written down, and what of them is learned."""
 
@@ -177,7 +177,7 @@ class ChatArguments:
             raise UsageError(f"--max_length is {self.max_length}. Give 2 or more.")
 
 
-@dataclass
+@dataclass(frozen=True)
 class PreviewArguments:
     """Which rows to show, and how."""
 
@@ -228,7 +228,7 @@ class PreviewArguments:
             raise UsageError(f"--html {self.html} is not the name of a page. Name a file that ends with .html.")
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChatFlags(ChatArguments):
     """What `train` has for chats, without the names of the data."""
 

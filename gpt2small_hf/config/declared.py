@@ -10,12 +10,13 @@ import ast
 import dataclasses
 import importlib
 import sys
+from copy import copy
 from enum import Enum
 from functools import cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 
 class ExplicitEnum(str, Enum):
@@ -69,7 +70,15 @@ def declared(module: str, name: str, *also: str, methods: tuple[str, ...] = ()) 
             _execute(source_of(one), known, name, methods)
         return known[name]
     except (OSError, NameError, KeyError):
-        return getattr(importlib.import_module(module), name)
+        real = getattr(importlib.import_module(module), name)
+        return _frozen(real) if dataclasses.is_dataclass(real) else real
+
+
+def _frozen(real: Any) -> type:
+    """Return a frozen dataclass with the fields of another."""
+    hints = get_type_hints(real)
+    rows = [(one.name, hints[one.name], copy(one)) for one in dataclasses.fields(real)]
+    return dataclasses.make_dataclass(real.__name__, rows, frozen=True, repr=False, eq=False)
 
 
 def _execute(path: Path, known: dict[str, Any], wanted: str, methods: tuple[str, ...]) -> None:
@@ -102,7 +111,7 @@ def _execute(path: Path, known: dict[str, Any], wanted: str, methods: tuple[str,
             continue
         exec(compile(ast.Module([node], []), str(path), "exec", dont_inherit=True), known)
         if isinstance(node, ast.ClassDef) and not is_enum:
-            known[wanted] = dataclasses.dataclass(repr=False, eq=False)(known[wanted])
+            known[wanted] = dataclasses.dataclass(frozen=True, repr=False, eq=False)(known[wanted])
 
 
 def _is_constant(node: ast.stmt) -> bool:

@@ -1,18 +1,15 @@
-"""Dataclass < recipe < flag: words on the command line and in a YAML recipe → filled dataclasses.
-
-Every command reads its settings through this file, so flags look and fail alike everywhere.
-"""
+"""Flags → filled dataclasses. Every command reads its flags here, so that their help and errors have one form."""
 
 from __future__ import annotations
 
 import difflib
 import json
 import re
-from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
 from gpt2small_hf.config.declared import imported_alone
 from gpt2small_hf.errors import UsageError
@@ -45,20 +42,22 @@ ALIASES = {
     **dict.fromkeys(("out_dir", "output", "out"), "output_dir"),
     **dict.fromkeys(("compile",), "torch_compile"),
 }
-"""Names that other programs have for flags of ours."""
+"""Names of other programs → our flags, to name the right one in an error."""
 
 LARGEST = 2**63 - 1
 """The largest whole number that PyTorch and NumPy take."""
 
 
 class FlagParser(HfArgumentParser):
-    """HF's argument parser; a mistake is one line that says what to write instead.
+    """HF's argument parser, with one-line errors that name the fix.
 
-    Flags are the dataclasses' field names (`--learning_rate`, also `--learning-rate`). Unlike argparse's default,
-    `--learn` is not taken for `--learning_rate`.
+    Flags are the dataclasses' field names (`--learning_rate`, also `--learning-rate`). They cannot be abbreviated.
 
-    With `common`, sections of flags with a short help, or None for their own, `--help` prints these alone, and
-    `--help_all` prints all.
+    Args:
+        dataclass_types: whose fields are flags.
+        common: sections of flags that `--help` prints, with a short help or None for their own; `--help_all` prints
+            all. None: `--help` prints all.
+        kwargs: of `argparse.ArgumentParser`.
     """
 
     def __init__(
@@ -71,10 +70,14 @@ class FlagParser(HfArgumentParser):
             self.all_flags += "_all"
             self.add_argument("--help_all", "--help-all", action=_HelpAll, help="Print every flag and exit.")
         for action in self._actions:
-            if action.const is False:  # `--no_bf16` beside `--bf16 false`: understood, and not worth a paragraph
+            if action.const is False:  # `--no_bf16`: `--bf16 false` is documented instead
                 action.help = SUPPRESS
-            if action.type is string_to_bool and action.nargs is None:  # `--tf32` may stand alone as `--bf16` may
+            if action.type is string_to_bool and action.nargs is None:  # so that `--tf32` is `--tf32 true`
                 action.nargs, action.const = "?", True
+        hints = {name: hint for part in dataclass_types for name, hint in get_type_hints(part).items()}
+        self._kinds = {
+            name: {get_origin(one) or one for one in get_args(hint) or (hint,)} for name, hint in hints.items()
+        }
 
     def format_help(self) -> str:
         """Return the text of `--help`."""
@@ -99,37 +102,72 @@ class FlagParser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise: UsageError, in place of argparse's page of usage."""
-        message = re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", message)
-        for kind, word in {"float": "a number", "int": "a whole number"}.items():
-            message = re.sub(rf"invalid {kind} value: (.+)", rf"\1 is not {word}", message)
-        raise UsageError(f"{message}. {self.all_flags}")
+        raise UsageError(f"{_plain(message)}. {self.all_flags}")
 
-    def fill(self, words: list[str]) -> tuple[Any, ...]:
+    def fill(self, words: Sequence[str]) -> tuple[Any, ...]:
         """Fill the dataclasses from flags.
 
         Returns: the dataclass instances, then the namespace of arguments that belong to none of them, if there are any.
         Raises:  UsageError for an unknown flag, naming the nearest one, and for a value the dataclass refuses.
         """
-        try:
-            *filled, unknown = self.parse_args_into_dataclasses(
-                words, return_remaining_strings=True, look_for_args_file=False
-            )
-        except (ValueError, TypeError, ImportError) as error:  # raised by a dataclass's own __post_init__
-            raise UsageError(" ".join(str(error).split())) from error
-        for word in unknown:
-            if not word.startswith("--"):
-                raise UsageError(f"{word} stands where a flag was expected. {self.all_flags}")
-            self.require(word.lstrip("-").split("=")[0], dashes="--")
+        *filled, unknown = self.parse_args_into_dataclasses(
+            list(words), return_remaining_strings=True, look_for_args_file=False
+        )
+        self._refuse(unknown)
         for name, value in (pair for part in filled for pair in vars(part).items()):
-            if isinstance(value, int) and abs(value) > LARGEST:
-                raise UsageError(f"--{name} has {len(str(abs(value)))} digits. Whole numbers are at most 2^63 - 1.")
+            _check_digits(f"--{name}", value)
         return tuple(filled)
 
-    def require(self, name: str, *, where: str = "", dashes: str = "") -> None:
-        """Accept the name of a flag, or say which one it may have meant.
+    def given(self, words: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the flags that are given, by name. Raises: UsageError as `fill`."""
+        unset = object()
+        namespace, unknown = self.parse_known_args(words, Namespace(**{one.dest: unset for one in self._actions}))
+        self._refuse(unknown)
+        found = {name: value for name, value in vars(namespace).items() if value is not unset}
+        for name, value in found.items():
+            _check_digits(f"--{name}", value)
+        return found
 
-        Raises: UsageError when `name` is no flag, after `where` it stands.
+    def checked(self, name: str, value: Any, where: str) -> Any:
+        """Check a value of a recipe or of Python. A string is read as the flag reads it: `"20"` is 20 for an integer.
+
+        Args:
+            name: of the flag.
+            value: not None.
+            where: it is from, for the error.
+
+        Returns: the value, of the flag's type.
+        Raises:  UsageError for another type, or a choice that the flag does not have.
         """
+        action = self._option_string_actions[f"--{name}"]
+        if action.nargs == "+":
+            items: list[Any] = list(value) if isinstance(value, list | tuple) else [value]
+            return [self._checked(action, item, f"{where}{name}", in_list=True) for item in items]
+        return self._checked(action, value, f"{where}{name}")
+
+    def _checked(self, action: Action, value: Any, where: str, *, in_list: bool = False) -> Any:
+        kinds = set() if in_list else self._kinds[action.dest] - {str}
+        if type(value) in kinds:
+            _check_digits(where, value)
+            return value
+        if isinstance(value, bool) or not isinstance(value, str | int | float | PurePath):
+            raise UsageError(f"{where} is {value!r}, not {_WORDS.get(action.type, 'text')}.")
+        try:
+            result = self._get_value(action, str(value))
+            self._check_value(action, result)
+        except ArgumentError as error:
+            raise UsageError(f"{where}: {_plain(error.message)}.") from None
+        _check_digits(where, result)
+        return result
+
+    def _refuse(self, unknown: Sequence[str]) -> None:
+        for word in unknown:
+            if not word.startswith("--"):
+                raise UsageError(f"{word} is in the place of a flag. {self.all_flags}")
+            self.require(word.lstrip("-").split("=")[0], dashes="--")
+
+    def require(self, name: str, *, where: str = "", dashes: str = "") -> None:
+        """Raise: UsageError if no flag has this name, starting with `where` and naming the nearest flag."""
         known = [flag.lstrip("-") for flag in self._option_string_actions if flag.startswith("--")]
         if name in known:
             return
@@ -137,6 +175,23 @@ class FlagParser(HfArgumentParser):
         near = near or difflib.get_close_matches(name, [flag for flag in known if "-" not in flag], 1)
         hint = f"Did you mean {dashes}{near[0]}?" if near else self.all_flags
         raise UsageError(f"{where}{dashes}{name} is not a flag. {hint}")
+
+
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number", string_to_bool: "true or false", Path: "a path"}
+
+
+def _plain(message: str) -> str:
+    """Rewrite a message of argparse."""
+    message = re.sub(r"^argument (--\w+)(/--[\w-]+)*", r"\1", message)
+    message = re.sub(r"Truthy value expected: got (\S+) but.*", r"'\1' is not true or false", message)
+    for kind, word in {"float": "a number", "int": "a whole number"}.items():
+        message = re.sub(rf"invalid {kind} value: (.+)", rf"\1 is not {word}", message)
+    return message
+
+
+def _check_digits(name: str, value: Any) -> None:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise UsageError(f"{name} has {len(str(abs(value)))} digits. Whole numbers are at most 2^63 - 1.")
 
 
 class _HelpAll(Action):
@@ -152,10 +207,11 @@ class _HelpAll(Action):
 
 
 class _Help(ArgumentDefaultsHelpFormatter):
-    """One spelling a flag, the kind of its value, and the default where there is one."""
+    """Prints one spelling of each flag, the type of its value, and its default."""
 
     def _get_help_string(self, action: Action) -> str | None:
-        if action.default is None or action.default is False or not action.option_strings:
+        has_none = action.default is None or action.default is False or action.default == Path()
+        if has_none or not action.option_strings:
             return action.help
         return super()._get_help_string(action)
 
@@ -174,10 +230,10 @@ class _Help(ArgumentDefaultsHelpFormatter):
         return f"{word} …" if action.nargs == "+" else word
 
 
-def as_flags(recipe: dict[str, Any]) -> list[str]:
-    """Write a recipe as flags: {"bf16": True} → ["--bf16", "true"]. The real flags follow it, so they win."""
+def as_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Write settings as flags: {"bf16": True} → ["--bf16", "true"]."""
     words = []
-    for key, value in recipe.items():
+    for key, value in settings.items():
         if value is None:
             continue
         values = value if isinstance(value, list) else [value]
@@ -191,8 +247,8 @@ def _word(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 
-def without_flags(words: list[str], names: Collection[str]) -> list[str]:
-    """The words of a command line without some flags and their values."""
+def without_flags(words: Sequence[str], names: Collection[str]) -> list[str]:
+    """Return the words of a command line without some flags and their values."""
     kept: list[str] = []
     value_follows = False
     for word in words:

@@ -16,13 +16,15 @@ PROMPT = "Every effort moves you"
 _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunArguments:
     """The run as a whole: its folder, its rows and what it shows."""
 
     _argument_group_name = "run"
 
-    output_dir: Path = field(default=Path(), init=False)  # filled from the Trainer's flag of this name
+    output_dir: Path = field(
+        default=Path(), metadata={"help": "The run folder; unset: runs/<name of the recipe>, in the current folder."}
+    )
     overwrite: bool = field(default=False, metadata={"help": "Replace a run that is already in the run folder."})
     resume: str = field(
         default="auto",
@@ -219,7 +221,9 @@ def _model_arguments() -> type:
         for f in fields(DeclaredConfig)
         if f.name not in _NOT_FLAGS and f.default is not MISSING
     ]
-    return make_dataclass("ModelArguments", rows, namespace={"_argument_group_name": "model (GPT2SmallConfig)"})
+    return make_dataclass(
+        "ModelArguments", rows, frozen=True, namespace={"_argument_group_name": "model (GPT2SmallConfig)"}
+    )
 
 
 ModelArguments = _model_arguments()

@@ -59,15 +59,13 @@ OPTIMIZERS = {  # by how their names begin
 }
 
 
-@dataclass
+@dataclass(frozen=True)  # pyright: ignore[reportGeneralTypeIssues]
 class TrainerSettings(DeclaredTrainingArguments):
     """The Trainer's own arguments with the defaults of a pre-training run, as they are given."""
 
     _argument_group_name = "training (transformers.TrainingArguments)"
 
-    output_dir: str | None = field(
-        default=None, metadata={"help": "The run folder; unset: runs/<name of the recipe>, below the current folder."}
-    )
+    output_dir: str | None = field(default=None, init=False)  # the run has one, with its checkpoints in a subfolder
     learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
     optim: str = field(
         default="adamw_torch_fused",
@@ -91,7 +89,7 @@ class TrainerSettings(DeclaredTrainingArguments):
             "num_decay_steps; decay_type linear, cosine or 1-sqrt (linear); min_lr_ratio, where it ends (0)."
         },
     )
-    warmup_steps: float | None = field(
+    warmup_steps: float | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=None,
         metadata={
             "help": "Steps of linear warm-up, or below 1 the share of all steps. Unset: 0.05, or none for a schedule "
@@ -121,11 +119,6 @@ class TrainerSettings(DeclaredTrainingArguments):
                 "A run is not pushed during training, and a token is never a flag. Publish the finished run: "
                 f"{command('push', 'RUN', 'USER/REPO')}"
             )
-        if isinstance(self.lr_scheduler_kwargs, str):
-            try:
-                self.lr_scheduler_kwargs = parse_json(self.lr_scheduler_kwargs)
-            except ValueError as error:
-                raise UsageError(f"--lr_scheduler_kwargs {self.lr_scheduler_kwargs} is no JSON ({error}).") from None
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
             _require("report_to", name, ["none", "all", "kubeflow", *REPORTERS])
         if self.load_best_model_at_end and str(self.eval_strategy) != str(self.save_strategy):
@@ -160,18 +153,29 @@ class TrainerSettings(DeclaredTrainingArguments):
             raise UsageError("--optim muon takes no --optim_args. Leave them out.")
         if self.seed >= 1 << 32:
             raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
-        self._settle_warmup()
+        self._complete_schedule()
 
-    def _settle_warmup(self) -> None:
-        """Fill in how long warm-up is. Raises: UsageError if the schedule would pass over it without a word."""
-        has_none = self.lr_scheduler_type in WITHOUT_WARMUP
+    def _complete_schedule(self) -> None:
+        """Set what depends on the name of the schedule. Raises: UsageError if it would ignore --warmup_steps."""
+        name, settings = str(self.lr_scheduler_type), self.lr_scheduler_kwargs
+        if isinstance(settings, str):
+            try:
+                settings = parse_json(settings)
+            except ValueError as error:
+                raise UsageError(f"--lr_scheduler_kwargs {settings} is not JSON ({error}).") from None
+        if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and settings is None:
+            settings = {"min_lr_rate": 0.1}
+        elif name == "warmup_stable_decay":
+            given: dict[str, Any] = settings or {}
+            settings = {"decay_type": "linear"} | ({} if "num_decay_steps" in given else {"decay_share": 0.2}) | given
+        object.__setattr__(self, "lr_scheduler_kwargs", settings)
+        has_none = name in WITHOUT_WARMUP
         if self.warmup_steps is None:
-            self.warmup_steps = 0 if has_none else 0.05  # pyright: ignore[reportIncompatibleVariableOverride]
-        if has_none and self.warmup_steps > 0:
-            name = getattr(self.lr_scheduler_type, "value", self.lr_scheduler_type)
+            object.__setattr__(self, "warmup_steps", 0 if has_none else 0.05)
+        elif has_none and self.warmup_steps > 0:
             raise UsageError(
                 f"--lr_scheduler_type {name} has no warm-up, but --warmup_steps is {self.warmup_steps:g}. "
-                "Give 0, or take constant_with_warmup."
+                "Give 0, or use constant_with_warmup."
             )
 
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import psutil
 import torch
 from torch import distributed as dist
+from transformers import TrainingArguments
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import BYTES_A_NUMBER
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
 
 USABLE = 0.9
 """Share of the free memory that a step may take: allocators leave gaps, and other processes live too."""
@@ -32,14 +32,15 @@ class Trial:
     """None if it did not fit."""
 
 
-def find_batch_size(model: GPT2SmallForCausalLM, args: TrainerArguments, seq_len: int) -> list[Trial]:
-    """Set the largest micro-batch that fits, and the accumulation that keeps the rows a step, in `args`.
+def find_batch_size(model: GPT2SmallForCausalLM, args: TrainingArguments, seq_len: int) -> tuple[int, int, list[Trial]]:
+    """Find the largest micro-batch that fits in memory. The rows of a step stay as they are.
 
     Sizes that divide a device's rows a step are tried from below with a whole step each (forward, backward, optimizer),
     on a copy of the model; the ranks agree on the smallest answer. On a CPU, where too much would end the process, a
     size is tried only if the growth so far says that it fits.
 
-    Returns: what was tried. Raises: UsageError if one row does not fit.
+    Returns: rows of the micro-batch, the accumulation that keeps the rows of a step, and what was tried.
+    Raises:  UsageError if one row does not fit.
     """
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
     trials: list[Trial] = []
@@ -65,8 +66,7 @@ def find_batch_size(model: GPT2SmallForCausalLM, args: TrainerArguments, seq_len
             f"not even one row of {seq_len:,} tokens fits in memory. Shorten --seq_len, make the model smaller, "
             "or give --activation_checkpointing."
         )
-    args.per_device_train_batch_size, args.gradient_accumulation_steps = best, rows // best
-    return trials
+    return best, rows // best, trials
 
 
 def _will_fit(trials: list[Trial], size: int) -> bool:
@@ -77,7 +77,7 @@ def _will_fit(trials: list[Trial], size: int) -> bool:
     return (size - b.rows) * a_row < USABLE * psutil.virtual_memory().available / 2**30
 
 
-def _try(model: GPT2SmallForCausalLM, args: TrainerArguments, size: int, seq_len: int) -> Trial:
+def _try(model: GPT2SmallForCausalLM, args: TrainingArguments, size: int, seq_len: int) -> Trial:
     device = args.device
     on_gpu = device.type == "cuda"
     if on_gpu:
@@ -123,7 +123,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("allocate memory", "bad_alloc"))
 
 
-def trials_table(trials: list[Trial], args: TrainerArguments) -> str:
+def trials_table(trials: list[Trial], size: int, accumulation: int) -> str:
     """What was tried and what was chosen, as text."""
     rows = [
         [
@@ -135,6 +135,5 @@ def trials_table(trials: list[Trial], args: TrainerArguments) -> str:
     ]
     return (
         f"{console_table(['micro-batch', 'memory', 'pace'], rows)}\n"
-        f"using --per_device_train_batch_size {args.per_device_train_batch_size} "
-        f"--gradient_accumulation_steps {args.gradient_accumulation_steps}"
+        f"using --per_device_train_batch_size {size} --gradient_accumulation_steps {accumulation}"
     )

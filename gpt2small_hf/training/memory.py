@@ -6,14 +6,14 @@ import os
 from typing import Any
 
 from gpt2small_hf.config.data import SMALLEST_VOCABULARY
-from gpt2small_hf.config.resolve import Arguments
+from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.config.run import DeclaredConfig
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.training import budget
 
 
-def check_memory(args: Arguments, config: Any = None, *, device: Any = None, batch_tokens: int = 0) -> None:
+def check_memory(args: RunConfig, config: Any = None, *, device: Any = None, batch_tokens: int = 0) -> None:
     """Refuse a run whose weights, gradients and optimizer state alone exceed the memory of this machine or its GPU.
 
     What a step computes comes on top of them, so a run that is not refused here may still not fit. Runs that share

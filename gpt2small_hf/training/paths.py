@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from gpt2small_hf.config.declared import declared
-from gpt2small_hf.config.resolve import Arguments
+from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.config.trainer import OPTIMIZERS, REPORTERS
 from gpt2small_hf.data.chat.files import find_places
 from gpt2small_hf.data.corpus.metadata import read_meta
@@ -17,7 +17,7 @@ from gpt2small_hf.runs.files import parse_json
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder, check_named
 
 
-def check_paths(args: Arguments) -> None:
+def check_paths(args: RunConfig) -> None:
     """See that the files and folders that a run reads are there.
 
     Raises: UsageError naming the first that is not.
@@ -34,7 +34,7 @@ def check_paths(args: Arguments) -> None:
         locate_base(args.run.init_from)
 
 
-def check_packages(args: Arguments) -> None:
+def check_packages(args: RunConfig) -> None:
     """See that the packages that settings of a run ask for are installed.
 
     Raises: UsageError with the line that installs the first that is not.

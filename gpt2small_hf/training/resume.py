@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.config.declared import declared
-from gpt2small_hf.config.resolve import Arguments
+from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
@@ -69,7 +69,7 @@ BRANCHES_CHANGE = {
 # ---- where to begin ----------------------------------------------------------------------------------------------
 
 
-def check_folder(run: RunFolder, args: Arguments) -> None:
+def check_folder(run: RunFolder, args: RunConfig) -> None:
     """Before any work: see that the run folder may be a run's, and that what --resume and --branch_from name is there.
 
     Raises: UsageError otherwise.
@@ -109,7 +109,7 @@ def is_prepared_text(path: Path) -> bool:
     return path.resolve() == Path("data").resolve()
 
 
-def settings_to_resume(run: RunFolder, args: Arguments) -> Resolved | None:
+def settings_to_resume(run: RunFolder, args: RunConfig) -> Resolved | None:
     """Return `resolved.json` of the run that this one resumes or branches from; None if it starts new."""
     if run.resolved.exists() and not args.run.overwrite:
         return read_resolved(run)
@@ -121,7 +121,7 @@ def settings_to_resume(run: RunFolder, args: Arguments) -> Resolved | None:
     return read_resolved(run_of(checkpoint))
 
 
-def find_start_checkpoint(run: RunFolder, args: Arguments, settings: Resolved) -> Path | None:
+def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -> Path | None:
     """The checkpoint to go on from; None to begin at the first step.
 
     Args:
@@ -262,7 +262,7 @@ def run_of(checkpoint: Path) -> RunFolder:
     return RunFolder(checkpoint.resolve().parents[1])
 
 
-def check_branch(checkpoint: Path, args: Arguments, settings: Resolved) -> None:
+def check_branch(checkpoint: Path, args: RunConfig, settings: Resolved) -> None:
     """See that this run is a branch of the checkpoint's: the same but for its end, and the rate still at its peak.
 
     Raises: UsageError otherwise.

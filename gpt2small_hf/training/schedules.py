@@ -20,16 +20,6 @@ _FOLLOW_THE_LOSS = {"reduce_lr_on_plateau", "greedy"}
 _TAKE_NOTHING = {"constant", "constant_with_warmup", DEEPSEEK_STEPS}  # transformers would pass over what is said
 
 
-def filled_in(name: str, settings: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The settings of the schedule `name`, with our defaults where nothing is said."""
-    if name in ("cosine_with_min_lr", "cosine_warmup_with_min_lr") and settings is None:
-        return {"min_lr_rate": 0.1}
-    if name == "warmup_stable_decay":
-        given = settings or {}
-        return {"decay_type": "linear"} | ({} if "num_decay_steps" in given else {"decay_share": 0.2}) | given
-    return settings
-
-
 def rates(args: TrainingArguments, total_steps: int) -> Callable[[int], float] | None:
     """The learning rate of each step as a share of its peak, from 0 to 1.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.trainer import CausalLMTrainer
@@ -118,7 +118,7 @@ def shares(words: list[str]) -> str:
     clock = Clock()
     ends = [clock.measure_steps(), *(clock.measure(*one) for one in MEASURED)]
     try:
-        args = parse_arguments(words, EXAMPLES / "tiny.yaml")
+        args = read_config(words, EXAMPLES / "tiny.yaml")
         clock.enter(WHOLE)
         run.train(args)
         clock.leave()

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import gpt2small_hf.training.run as run_module
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.page import facts
 from gpt2small_hf.runs.files import read_json, read_jsonl
@@ -63,7 +63,7 @@ class Made:
     def inputs(self) -> RunInputs:
         """What it began with, without adapters."""
         words = chat_words(self.place, self.place / "unused", "--init_from", str(self.base), *self.more)
-        return build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
+        return build_run_inputs(read_config(words, REPOSITORY / "examples" / "tiny.yaml"))
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_new_positions_that_no_chat_reaches_are_a_note(chat_place, long_base, tm
 def test_new_tokens_that_get_no_gradient_still_fail(chat_place, long_base, tmp_path, monkeypatch):
     """They are in every chat, so that something keeps them from being learned."""
     words = lora_words(chat_place, tmp_path / "run", long_base)
-    inputs = build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "tiny.yaml"))
+    inputs = build_run_inputs(read_config(words, REPOSITORY / "examples" / "tiny.yaml"))
     build = inputs.build
 
     def frozen():
@@ -221,8 +221,7 @@ def test_new_tokens_that_get_no_gradient_still_fail(chat_place, long_base, tmp_p
         delta.register_hook(torch.zeros_like)
         return model
 
-    inputs.build = frozen
-    monkeypatch.setattr(run_module, "build_run_inputs", lambda args: inputs)
+    monkeypatch.setattr(run_module, "build_run_inputs", lambda config: replace(inputs, build=frozen))
     with pytest.raises(UsageError, match=r"gradients: .*embed_tokens.* got one that is all zero"):
         run_train(words)
 
@@ -255,7 +254,7 @@ def assert_same_log(rows: list[dict], before: list[dict]) -> None:
 def test_a_run_cut_off_after_an_epoch_ends_with_the_same_weights(made, tmp_path, capsys):
     cut = cut_off(made.run, tmp_path / "cut", 1)
     run_train(made.words(cut.root))
-    assert "going on with" in capsys.readouterr().out
+    assert "resuming from" in capsys.readouterr().out
     assert same_weights(cut, made.run)
     assert losses(cut) == losses(made.run)
 
@@ -287,6 +286,6 @@ def test_a_run_that_early_stopping_ended_keeps_its_best_epoch_also_when_cut_off_
 def test_without_peft_a_run_is_refused_in_one_line(chat_place, tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else find(name, *more))
-    args = parse_arguments(chat_words(chat_place, tmp_path / "run", *LORA), REPOSITORY / "examples" / "tiny.yaml")
+    args = read_config(chat_words(chat_place, tmp_path / "run", *LORA), REPOSITORY / "examples" / "tiny.yaml")
     with pytest.raises(UsageError, match="--lora_rank needs a package that is not installed: pip install peft"):
         check_packages(args)

@@ -15,7 +15,7 @@ import torch
 from conftest import REPOSITORY, tiny_config
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.config.resolve import parse_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.data.chat.conversations import Conversation
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.tokenizer import train_tokenizer
@@ -85,7 +85,7 @@ def sft_trainer(example, young, place, rows, **changes):
 def test_trl_example_starts_from_the_model_of_train_py(example, young, tmp_path):
     model, tokenizer = example["chat_model"](str(young))
     words = [str(EXAMPLE.with_name("chat.yaml")), "--init_from", str(young), "--output_dir", str(tmp_path), "--use_cpu"]
-    theirs = build_run_inputs(parse_arguments(words, default_recipe=Path("unused.yaml")))
+    theirs = build_run_inputs(read_config(words, default_recipe=Path("unused.yaml")))
     wanted = theirs.build()
     assert model.config.vocab_size == len(tokenizer) == 1026
     assert model.config.max_position_embeddings == tokenizer.model_max_length == 256

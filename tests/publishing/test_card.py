@@ -46,8 +46,8 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, w
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
+from gpt2small_hf.training.base_model import sources_of
 from gpt2small_hf.training.budget import flops_per_token
-from gpt2small_hf.training.inputs import sources_of
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -11,15 +12,16 @@ from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.config.recipe import extended
-from gpt2small_hf.config.resolve import parse_arguments, read_arguments, show_recipe, whole_recipe
+from gpt2small_hf.config.resolve import full_recipe, load_recipe, read_config, show_recipe
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.paths import check_packages
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 
 
 def parse(*words):
-    return parse_arguments(list(words), default_recipe=TINY)
+    return read_config(list(words), default_recipe=TINY)
 
 
 def test_without_arguments_it_is_the_tiny_recipe_in_a_folder_of_that_name():
@@ -78,9 +80,9 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["missing.yaml"], "Cannot read the recipe missing.yaml"),
         (["--validation_fraction", "1.5"], "--validation_fraction is 1.5"),
         (["--optim", "adamv"], "adamv"),
-        ([str(TINY), "max_steps=100"], "max_steps=100 stands where a flag was expected"),
+        ([str(TINY), "max_steps=100"], "max_steps=100 is in the place of a flag"),
         (["--output_dir", ""], "--output_dir is empty"),
-        (["--validation_fraction", "0"], "nothing is held out"),
+        (["--validation_fraction", "0"], "no text or chats are held out"),
         (["--max_steps", "many"], "--max_steps: 'many' is not a whole number"),
         (["--max_steps", "0"], "--max_steps is 0. Give 1 or more"),
         (["--save_steps", "0"], "--save_steps is 0. Give a number of steps"),
@@ -89,16 +91,21 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["--per_device_train_batch_size", "0"], "--per_device_train_batch_size is 0. Give 1 or more"),
         (["--learning_rate", "-1"], "--learning_rate is -1.0. Give 0 or more"),
         (["--learning_rate", "nan"], "--learning_rate is nan"),
-        (["--lr_scheduler_kwargs", "xx"], "--lr_scheduler_kwargs xx is no JSON"),
-        (["--lr_scheduler_kwargs", "{bad"], "--lr_scheduler_kwargs {bad is no JSON"),
+        (["--lr_scheduler_kwargs", "xx"], "--lr_scheduler_kwargs xx is not JSON"),
+        (["--lr_scheduler_kwargs", "{bad"], "--lr_scheduler_kwargs {bad is not JSON"),
         (["--load_best_model_at_end", "true", "--eval_strategy", "no"], "give --eval_strategy steps"),
-        (["--lr_scheduler_kwargs", '{"x": 1}'], "does not suit --lr_scheduler_type cosine_with_min_lr"),
         (["--seed", "4294967296"], "--seed is 4294967296. Give a number below 2^32"),
         (["--prompts", " "], "--prompts has an empty text"),
         (["--num_threads", "0"], "--num_threads is 0"),
         (["--hub_token", "hf_secret"], "a token is never a flag"),
         (["--report_to", "wandbb"], "--report_to wandbb is not known. Did you mean wandb?"),
-        (["--hidden_size", "65"], "hidden_size 65 is not a multiple of num_attention_heads 4"),
+        (
+            ["--hidden_size", "65"],
+            "hidden_size 65 is not a multiple of num_attention_heads 4. Use 64 or 68",
+        ),
+        (["--bf16", "maybe"], "--bf16: 'maybe' is not true or false"),
+        (["--data_dir", "data", "--text", "x.txt"], "--data_dir cannot be combined with --text"),
+        (["--max_steps", "5", "--tokens", "9"], "--max_steps cannot be combined with --tokens"),
         (["--hidden_size", "6.5"], "--hidden_size: '6.5' is not a whole number"),
         (["--hidden_size", "1" + 20 * "0"], "--hidden_size has 21 digits. Whole numbers are at most 2^63 - 1"),
         (["--num_hidden_layers", "0"], "num_hidden_layers is 0; it must be 1 or more"),
@@ -145,6 +152,68 @@ def test_help_describes_every_flag(capsys):
     assert "--hub_token" not in text
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("max_steps: many", "max_steps: 'many' is not a whole number"),
+        ("max_steps: 2.5", "max_steps: '2.5' is not a whole number"),
+        ("max_steps: [1, 2]", "max_steps is [1, 2], not a whole number"),
+        ("learning_rate: true", "learning_rate is True, not a number"),
+        ("bf16: maybe", "bf16: 'maybe' is not true or false"),
+        ("packing: loose", "packing: invalid choice: 'loose'"),
+        ("prompts: [{a: 1}]", "prompts is {'a': 1}, not text"),
+        (f"seed: 1{20 * '0'}", "seed has 21 digits"),
+    ],
+)
+def test_invalid_value_of_a_recipe_is_refused_with_the_file(tmp_path, line, message):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(f"{line}\n")
+    with pytest.raises(UsageError) as caught:
+        load_recipe(recipe)
+    assert str(caught.value).startswith(f"{recipe}: {message}")
+
+
+def test_recipe_values_have_the_type_of_the_setting(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("learning_rate: 1e-3\nmax_steps: '20'\nbf16: yes\nprompts: One\nweight_decay: 0\nrun_name: 7\n")
+    config = load_recipe(recipe, lr_scheduler_kwargs={"min_lr_rate": 0.2})
+    trainer = config.trainer
+    assert (trainer.learning_rate, trainer.max_steps, trainer.bf16, trainer.run_name) == (1e-3, 20, True, "7")
+    assert (config.run.prompts, trainer.lr_scheduler_kwargs) == (["One"], {"min_lr_rate": 0.2})
+    assert type(trainer.weight_decay) is float
+
+
+def test_loaded_recipe_equals_the_command_line():
+    config = load_recipe("tiny", max_steps=20, output_dir="runs/x", bf16=False, prompts=["One", "Two"])
+    typed = ["tiny", "--max_steps", "20", "--output_dir", "runs/x", "--bf16", "false", "--prompts", "One", "Two"]
+    assert config == read_config(typed)
+    assert list(config.words) == typed
+    assert load_recipe("tiny", max_steps=None).trainer.max_steps == -1
+    with pytest.raises(UsageError, match=r"load_recipe\('tiny'\): max_step is not a flag. Did you mean max_steps\?"):
+        load_recipe("tiny", max_step=3)
+
+
+def test_config_cannot_be_changed():
+    config = load_recipe("tiny")
+    for part in (config, config.run, config.data, config.chat, config.model, config.trainer):
+        for name in vars(part):
+            with pytest.raises(FrozenInstanceError):
+                setattr(part, name, None)
+    changed = config.with_settings(max_steps=7, packing="isolate")
+    assert (changed.trainer.max_steps, changed.run.packing, changed.model) == (7, "isolate", config.model)
+    assert (config.trainer.max_steps, config.run.packing) == (2500, "stream")
+
+
+def test_trainer_arguments_share_nothing_with_the_settings():
+    config = load_recipe("tiny", lr_scheduler_kwargs={"min_lr_rate": 0.2}, use_cpu=True)
+    arguments = training_arguments(config.trainer, "unused")
+    arguments.lr_scheduler_kwargs["min_lr_rate"] = 0.5
+    arguments.max_steps = 3
+    assert config == load_recipe("tiny", lr_scheduler_kwargs={"min_lr_rate": 0.2}, use_cpu=True)
+    with pytest.raises(UsageError, match="does not suit --lr_scheduler_type cosine_with_min_lr"):
+        training_arguments(load_recipe("tiny", lr_scheduler_kwargs={"x": 1}, use_cpu=True).trainer, "unused")
+
+
 RECIPES = [
     path
     for path in sorted((REPOSITORY / "examples").rglob("*.yaml"))
@@ -166,9 +235,9 @@ INTERVENTIONS = sorted((REPOSITORY / "examples" / "interventions").glob("*.yaml"
 def test_an_intervention_opens_with_what_it_shows_and_says_only_what_differs(path):
     shows, machine, expect, *settings = path.read_text().splitlines()
     assert (shows[:8], machine[:10], expect[:9]) == ("# Shows:", "# Machine:", "# Expect:")
-    whole = whole_recipe([str(path)], TINY)
+    whole = full_recipe(read_config([str(path)]))
     if path.stem != "baseline":
-        base = whole_recipe([str(extended(path))], TINY)
+        base = full_recipe(read_config([str(extended(path))]))
         said = [line.split(":")[0] for line in settings[1:]]
         assert [name for name in said if whole[name] == base.get(name)] == []
         assert 1 <= len(said) <= 5
@@ -179,7 +248,7 @@ def test_an_intervention_opens_with_what_it_shows_and_says_only_what_differs(pat
 
 def test_stacked_is_the_baseline_with_what_helped():
     stacked, baseline = (
-        whole_recipe([str(INTERVENTIONS[0].with_name(f"{n}.yaml"))], TINY) for n in ("stacked", "baseline")
+        full_recipe(read_config([str(INTERVENTIONS[0].with_name(f"{n}.yaml"))])) for n in ("stacked", "baseline")
     )
     assert {name: value for name, value in stacked.items() if baseline.get(name) != value} == {
         **dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), 0.0),
@@ -195,7 +264,7 @@ def test_stacked_is_the_baseline_with_what_helped():
 def test_the_baseline_skips_no_spike_and_float32_and_tied_change_nothing_else():
     """The series had no guard against spikes, ran float32 alone, and kept torch's initial weights for the tied head."""
     baseline, float32, tied, small = (
-        whole_recipe([str(INTERVENTIONS[0].with_name(f"{name}.yaml"))], TINY)
+        full_recipe(read_config([str(INTERVENTIONS[0].with_name(f"{name}.yaml"))]))
         for name in ("baseline", "float32", "tied", "tied-small-init")
     )
 
@@ -210,7 +279,9 @@ def test_the_baseline_skips_no_spike_and_float32_and_tied_change_nothing_else():
 
 def test_the_full_size_recipe_names_every_setting_that_differs_from_the_series():
     recipe = REPOSITORY / "examples" / "gpt2-small.yaml"
-    ours, series = (whole_recipe([str(path)], TINY) for path in (recipe, INTERVENTIONS[0].with_name("stacked.yaml")))
+    ours, series = (
+        full_recipe(read_config([str(path)])) for path in (recipe, INTERVENTIONS[0].with_name("stacked.yaml"))
+    )
     # Its rows a step are those of one device, not of eight; 42 is the default seed.
     same = {"per_device_train_batch_size", "seed"}
     differs = {name for name in ours | series if ours.get(name) != series.get(name)} - same
@@ -223,26 +294,26 @@ def test_the_full_size_recipe_names_every_setting_that_differs_from_the_series()
 def test_a_printed_recipe_can_be_saved_and_means_the_same(tmp_path):
     (tmp_path / "base.yaml").write_text("hidden_size: 48\nlearning_rate: 1e-3\nbf16: true\n")
     (tmp_path / "mine.yaml").write_text("extends: base.yaml\nlearning_rate: 2e-3\nprompts: [One, Two words]\n")
-    shown = show_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
+    shown = show_recipe(read_config([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"]))
     assert shown.endswith(
         f"# {tmp_path}/mine.yaml changes in {tmp_path}/base.yaml:\n"
         "# prompts: unset -> ['One', 'Two words']\n"
         "# num_attention_heads: 12 -> 4\n# learning_rate: 0.001 -> 0.002\n"
     )
     (tmp_path / "saved.yaml").write_text(shown)
-    again = whole_recipe([str(tmp_path / "saved.yaml")], TINY)
-    assert again == whole_recipe([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"], TINY)
+    again = full_recipe(read_config([str(tmp_path / "saved.yaml")]))
+    assert again == full_recipe(read_config([str(tmp_path / "mine.yaml"), "--num_attention_heads", "4"]))
     assert (again["bf16"], again["hidden_size"], again["prompts"]) == (True, 48, ["One", "Two words"])
-    assert show_recipe([str(tmp_path / "base.yaml"), "--bf16", "false"], TINY).count("bf16: false") == 1
+    assert show_recipe(read_config([str(tmp_path / "base.yaml"), "--bf16", "false"])).count("bf16: false") == 1
 
 
 def test_own_chats_replace_the_prompts_of_the_recipe():
     recipe = str(REPOSITORY / "examples" / "chat.yaml")
     default = REPOSITORY / "examples" / "tiny.yaml"
-    assert parse_arguments([recipe], default).run.prompts == ["What does pass do?", "Who are you?"]
+    assert read_config([recipe], default).run.prompts == ["What does pass do?", "Who are you?"]
     own = ["--chat_data", "own.jsonl"]
-    assert parse_arguments([recipe, *own], default).run.prompts is None
-    assert parse_arguments([recipe, *own, "--prompts", "Hm?"], default).run.prompts == ["Hm?"]
+    assert read_config([recipe, *own], default).run.prompts is None
+    assert read_config([recipe, *own, "--prompts", "Hm?"], default).run.prompts == ["Hm?"]
 
 
 def test_packages_that_settings_ask_for_are_named_before_any_work(monkeypatch):
@@ -251,7 +322,7 @@ def test_packages_that_settings_ask_for_are_named_before_any_work(monkeypatch):
     needed = {}
     for flag, names in {"optim": [one.value for one in OptimizerNames], "report_to": INTEGRATION_TO_CALLBACK}.items():
         for name in names:
-            args = read_arguments([f"--{flag}", name], TINY)
+            args = read_config([f"--{flag}", name], TINY)
             try:
                 check_packages(args)
             except UsageError as error:
@@ -261,4 +332,4 @@ def test_packages_that_settings_ask_for_are_named_before_any_work(monkeypatch):
     assert needed.keys() == ({one.value for one in OptimizerNames} | INTEGRATION_TO_CALLBACK.keys()) - with_torch
     assert all(line.count("pip install ") == 1 for line in needed.values())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: name == "tensorboardX" or None)
-    check_packages(read_arguments(["--report_to", "tensorboard"], TINY))  # transformers takes either
+    check_packages(read_config(["--report_to", "tensorboard"], TINY))  # transformers takes either

@@ -6,17 +6,19 @@ from conftest import run_train, tiny_words
 from safetensors.torch import load_file
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.errors import RunStoppedError, UsageError
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.training.batch_size import Trial, find_batch_size, trials_table
 from gpt2small_hf.training.trainer import CausalLMTrainer
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 
 def arguments(place, rows, micro_batches):
-    return TrainerArguments(
-        output_dir=str(place), per_device_train_batch_size=rows, gradient_accumulation_steps=micro_batches, use_cpu=True
+    settings = TrainerSettings(
+        per_device_train_batch_size=rows, gradient_accumulation_steps=micro_batches, use_cpu=True
     )
+    return training_arguments(settings, place)
 
 
 def model_of(width, context=32):
@@ -31,12 +33,14 @@ def model_of(width, context=32):
 def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(tmp_path, rows, micro_batches):
     args, model = arguments(tmp_path, rows, micro_batches), model_of(16)
     before = torch.get_rng_state(), [p.detach().clone() for p in model.parameters()]
-    trials = find_batch_size(model, args, 32)
+    size, accumulation, trials = find_batch_size(model, args, 32)
     wanted = rows * micro_batches
     assert [trial.rows for trial in trials] == [n for n in range(1, wanted + 1) if wanted % n == 0]
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (wanted, 1)
+    assert (size, accumulation) == (wanted, 1)
     assert all(trial.tokens_per_second > 0 and trial.gib > 0 for trial in trials)
-    assert f"--per_device_train_batch_size {wanted} --gradient_accumulation_steps 1" in trials_table(trials, args)
+    assert f"--per_device_train_batch_size {wanted} --gradient_accumulation_steps 1" in trials_table(
+        trials, size, accumulation
+    )
     assert torch.equal(torch.get_rng_state(), before[0])
     assert all(torch.equal(a, b) and a.grad is None for a, b in zip(model.parameters(), before[1], strict=True))
 
@@ -53,10 +57,10 @@ def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
         return forward(self, input_ids=input_ids, **kwargs)
 
     monkeypatch.setattr(GPT2SmallForCausalLM, "forward", hungry)
-    trials = find_batch_size(model, args, 32)
+    size, accumulation, trials = find_batch_size(model, args, 32)
     assert [(trial.rows, trial.tokens_per_second is None) for trial in trials] == [(1, False), (2, False), (4, True)]
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (2, 4)
-    assert "4 rows" in (table := trials_table(trials, args))
+    assert (size, accumulation) == (2, 4)
+    assert "4 rows" in (table := trials_table(trials, size, accumulation))
     assert "does not fit" in table
     monkeypatch.setattr(GPT2SmallForCausalLM, "forward", lambda self, **kwargs: torch.empty(1 << 50))
     with pytest.raises(UsageError, match="not even one row of 32 tokens"):
@@ -87,20 +91,20 @@ def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_pa
     found.heldout.unlink()
     (found.checkpoints / "checkpoint-20" / "optimizer.pt").unlink()
     run_train(words)
-    assert "micro-batch" not in capsys.readouterr().out.split("going on with")[-1]
+    assert "micro-batch" not in capsys.readouterr().out.split("resuming from")[-1]
     words[words.index("--output_dir") + 1] = str(tmp_path / "other")
     other = run_train([*words, "--resume", str(found.checkpoints / "checkpoint-10")])
-    assert "micro-batch" not in capsys.readouterr().out.split("going on with")[-1]
+    assert "micro-batch" not in capsys.readouterr().out.split("resuming from")[-1]
     assert read_json(other.resolved)["trainer"]["per_device_train_batch_size"] == 8
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(tmp_path):
-    args = TrainerArguments(output_dir=str(tmp_path), per_device_train_batch_size=1 << 20, bf16=True)
-    trials = find_batch_size(model_of(768, 1024), args, 1024)
+    args = training_arguments(TrainerSettings(per_device_train_batch_size=1 << 20, bf16=True), tmp_path)
+    size, accumulation, trials = find_batch_size(model_of(768, 1024), args, 1024)
     assert trials[-1].tokens_per_second is None
-    assert args.per_device_train_batch_size == trials[-2].rows
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps == 1 << 20
+    assert size == trials[-2].rows
+    assert size * accumulation == 1 << 20
 
 
 # ---- no more memory while a run trains ----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.parser import without_flags
-from gpt2small_hf.config.resolve import Arguments, parse_arguments
+from gpt2small_hf.config.resolve import RunConfig, read_config
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.answers import answer_all, first_questions, questions
@@ -40,6 +40,7 @@ from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.callbacks import rising
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.run import default_prompts, train
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def place(chat_place) -> Path:
 
 
 def parsed(place: Path, *more: str):
-    return parse_arguments(chat_words(place, place / "unused", *more), REPOSITORY / "examples" / "tiny.yaml")
+    return read_config(chat_words(place, place / "unused", *more), REPOSITORY / "examples" / "tiny.yaml")
 
 
 def weights(run: RunFolder) -> dict[str, torch.Tensor]:
@@ -266,12 +267,12 @@ def some_chats(place: Path, n: int) -> Path:
     return path
 
 
-def of_size(place: Path, n: int, folder: Path, *more: str) -> Arguments:
+def of_size(place: Path, n: int, folder: Path, *more: str) -> RunConfig:
     """Arguments of a run on `n` chats, of which no flag says how they are packed or batched."""
     words = [str(place / "chat.yaml"), "--init_from", str(place / "base"), "--chat_data", str(some_chats(folder, n))]
     words += ["--max_position_embeddings", "512", "--validation_fraction", "0.1", "--use_cpu"]
     words += ["--eval_strategy", "epoch", "--save_strategy", "epoch", "--output_dir", str(folder / "run")]
-    return parse_arguments([*words, *more], REPOSITORY / "examples" / "tiny.yaml")
+    return read_config([*words, *more], REPOSITORY / "examples" / "tiny.yaml")
 
 
 @pytest.mark.parametrize(
@@ -288,26 +289,27 @@ def of_size(place: Path, n: int, folder: Path, *more: str) -> Arguments:
 def test_packing_batch_and_checkpoint_follow_the_number_of_chats(
     place, tmp_path, capsys, n, packing, batch, keeps_best
 ):
-    args = of_size(place, n, tmp_path)
-    inputs = build_run_inputs(args)
-    trainer = args.trainer
+    config = of_size(place, n, tmp_path)
+    inputs = build_run_inputs(config)
+    args, trainer = inputs.run_config, inputs.run_config.trainer
     found = (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end)
     assert found == (packing, batch, keeps_best)
     assert inputs.rows.packing == inputs.heldout.packing == packing
     assert len(inputs.rows) // batch >= 10 or (packing, batch) == ("padding", 1)
     flags = f"--packing {packing} --per_device_train_batch_size {batch} --load_best_model_at_end {keeps_best}".lower()
     assert re.search(rf"chosen for {inputs.rows.counts.kept} conversations?: {flags}\n", capsys.readouterr().out)
-    assert build_run_inputs(args).rows.fingerprint == inputs.rows.fingerprint
+    assert build_run_inputs(config).rows.fingerprint == inputs.rows.fingerprint
 
 
 def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
     """The recipe's own chats: eight packed rows a step, and the best checkpoint."""
     recipe = REPOSITORY / "examples" / "chat.yaml"
-    args = parse_arguments([str(recipe), "--init_from", str(tiny_run.root), "--add_special_tokens", "true"], recipe)
-    build_run_inputs(args)
+    config = read_config([str(recipe), "--init_from", str(tiny_run.root), "--add_special_tokens", "true"], recipe)
+    args = build_run_inputs(config).run_config
     assert (args.run.packing, args.trainer.per_device_train_batch_size) == ("best_fit", 8)
     assert args.trainer.load_best_model_at_end
-    assert (args.trainer.metric_for_best_model, args.trainer.greater_is_better) == ("loss", False)
+    arguments = training_arguments(args.trainer, "unused")
+    assert (arguments.metric_for_best_model, arguments.greater_is_better) == ("loss", False)
 
 
 @pytest.mark.parametrize(
@@ -322,8 +324,7 @@ def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
     ],
 )
 def test_what_is_set_by_hand_is_kept(place, tmp_path, more, found):
-    args = of_size(place, 30, tmp_path, *more)
-    build_run_inputs(args)
+    args = build_run_inputs(of_size(place, 30, tmp_path, *more)).run_config
     trainer = args.trainer
     assert (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end) == found
 
@@ -362,8 +363,8 @@ def test_run_resumes_with_the_packing_and_batch_it_started_with(chat_run, place,
     assert "is finished, with these settings" in said
     with pytest.raises(UsageError, match="packing: best_fit -> padding"):
         run_train([*words, "--packing", "padding"])
-    args = parse_arguments([*words, "--overwrite"], REPOSITORY / "examples" / "tiny.yaml")
-    build_run_inputs(args)
+    config = read_config([*words, "--overwrite"], REPOSITORY / "examples" / "tiny.yaml")
+    args = build_run_inputs(config).run_config
     assert (args.trainer.per_device_train_batch_size, args.trainer.load_best_model_at_end) == (1, False)
 
 
@@ -434,7 +435,7 @@ def test_thirty_short_chats_are_recited_after_the_recipe_alone(tmp_path, capsys,
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats()[:30]), encoding="utf-8")
     words = [str(REPOSITORY / "examples" / "chat.yaml"), "--init_from", "base", "--chat_data", "chats.jsonl"]
     run = run_train([*words, "--output_dir", "out", "--use_cpu"])
-    inputs = build_run_inputs(parse_arguments(words, REPOSITORY / "examples" / "chat.yaml"))
+    inputs = build_run_inputs(read_config(words, REPOSITORY / "examples" / "chat.yaml"))
     asked = questions(inputs.rows.chats, 30)
     assert len(asked) == 27
     model, tokenizer = GPT2SmallForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
@@ -562,17 +563,17 @@ def refused(place: Path, *more: str) -> str:
         (("--init_from", "nowhere/at-all/x"), "no such folder in"),
         (("--hidden_size", "32"), "--hidden_size is 32, but"),
         (("--max_position_embeddings", "8"), "Rows may be shorter: --seq_len 8"),
-        (("--max_length", "200"), "a row has 128 tokens"),
+        (("--max_length", "200"), "but rows have 128 tokens"),
         (("--seq_len", "200"), "a row has from 2 to 128 tokens"),
         (("--tokens", "1000"), "For chats give --num_train_epochs"),
-        (("--packing", "stream"), "For chats choose best_fit or padding"),
+        (("--packing", "stream"), "For chats use best_fit or padding"),
         (("--packing", "bestfit"), "best_fit"),
         (("--text", "README.md"), "cannot be combined"),
         (("--tokenizer", "train"), "cannot be combined"),
         (("--loss_on", "user"), "invalid choice"),
         (("--template", "chatlm"), "neither a name (chatml, llama2, alpaca)"),
-        (("--early_stopping_patience", "1", "--load_best_model_at_end", "false"), "give --load_best_model_at_end"),
-        (("--validation_fraction", "0"), "nothing is held out, so nothing can be measured while training"),
+        (("--early_stopping_patience", "1", "--load_best_model_at_end", "false"), "Give --load_best_model_at_end"),
+        (("--validation_fraction", "0"), "no text or chats are held out"),
         (("--lora_alpha", "4"), "need --lora_rank"),
     ],
 )
@@ -584,13 +585,13 @@ def test_flags_of_chats_need_chats(tmp_path):
     recipe = tmp_path / "text.yaml"
     recipe.write_text("# text\n")
     for more, says in [
-        (("--template", "chatml"), "--template is of chats"),
-        (("--packing", "padding"), "--packing padding is of chats"),
-        (("--chat_data", "chats.jsonl"), "--chat_data needs a model that can write already"),
-        (("--lora_rank", "4"), "--lora_rank adapts a model that has learned"),
+        (("--template", "chatml"), "--template is for chat runs"),
+        (("--packing", "padding"), "--packing is padding, which is for chats"),
+        (("--chat_data", "chats.jsonl"), "--chat_data needs a base model"),
+        (("--lora_rank", "4"), "--lora_rank adapts a trained model"),
     ]:
         with pytest.raises(UsageError, match=says):
-            parse_arguments([str(recipe), *more], recipe)
+            read_config([str(recipe), *more], recipe)
 
 
 def test_a_folder_that_is_not_a_model_of_ours_is_refused(place, tmp_path):
@@ -677,12 +678,12 @@ def test_losses_of_chats_are_those_of_the_supervised_tokens_alone(chat_run, plac
 
 def test_the_base_is_not_replaced_by_what_begins_with_it(place):
     said = refused(place, "--output_dir", str(place / "base"), "--overwrite")
-    assert "lies in the run folder that --overwrite replaces" in said
+    assert "is in the run folder that --overwrite replaces" in said
 
 
 def test_text_in_place_of_a_recipes_chats_is_gone_on_with(place, tmp_path):
     recipe = REPOSITORY / "examples" / "chat.yaml"
-    args = parse_arguments([str(recipe), "--text", "README.md"], recipe)
+    args = read_config([str(recipe), "--text", "README.md"], recipe)
     assert (args.chat.chat_data, args.run.packing, args.run.init_from) == (None, "stream", "runs/tiny")
 
 

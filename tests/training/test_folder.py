@@ -31,11 +31,12 @@ from gpt2small_hf.runs.files import (
     write_jsonl,
 )
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.training.run import restore
+from gpt2small_hf.training.run_folder import restore
 from gpt2small_hf.training.trainer import CausalLMTrainer
 from training.test_resume import die_at_call
 
 RUN, FILES = "gpt2small_hf.training.run", "gpt2small_hf.runs.files"
+FOLDER, FINALIZE = "gpt2small_hf.training.run_folder", "gpt2small_hf.training.finalize"
 SHORT = ("--max_steps", "2", "--eval_strategy", "no")
 
 
@@ -172,10 +173,10 @@ def short_run(tmp_path_factory) -> tuple[Path, str]:
 
 
 FIRST_MOMENTS = {
-    "before the lock": (1, RUN, "locked"),
-    "before the folder is opened": (1, RUN, "restore"),
+    "before the lock": (1, FOLDER, "locked"),
+    "before the folder is opened": (1, FOLDER, "restore"),
     "before the text is prepared": (1, RUN, "build_run_inputs"),
-    "before the first file": (1, RUN, "begin_folder"),
+    "before the first file": (1, RUN, "start_folder"),
     "before the recipe has its name": (-3, FILES, "replace_path"),
     "before the first rows have their name": (-2, FILES, "replace_path"),
     "before resolved.json has its name": (-1, FILES, "replace_path"),
@@ -238,7 +239,7 @@ def test_overwriting_twice_keeps_the_last_finished_run(short_run, tmp_path, monk
     monkeypatch.chdir(tmp_path / "place")
     words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT, "--overwrite"]
     folder = RunFolder(tmp_path / "place" / "run")
-    kill_at((1, RUN, "draw_charts"), [*words, "--seed", "7"])  # it is finished, and the former one is still there
+    kill_at((1, FINALIZE, "draw_charts"), [*words, "--seed", "7"])  # it is finished, and the former one is still there
     second = weights(folder)
     for _ in range(2):
         kill_at((1, CausalLMTrainer, "training_step"), words)
@@ -251,7 +252,7 @@ def test_run_finished_and_killed_before_it_removed_the_former_one_removes_it(sho
     shutil.copytree(place, tmp_path / "place")
     monkeypatch.chdir(tmp_path / "place")
     words = [*tiny_words(place, tmp_path / "place" / "run"), *SHORT, "--seed", "7"]
-    kill_at((1, RUN, "draw_charts"), [*words, "--overwrite"])
+    kill_at((1, FINALIZE, "draw_charts"), [*words, "--overwrite"])
     assert not run_train(words).former.exists()
 
 
@@ -280,12 +281,12 @@ sys.exit(run_command(lambda: run_train({words!r})))
         ("gpt2small_hf.data.corpus.prepare.resume_or_start", 2),
         ("gpt2small_hf.data.corpus.prepare.train_tokenizer", 2),  # tokenizers raises no OSError
         ("gpt2small_hf.data.corpus.prepare.SplitWriter", 2),
-        ("gpt2small_hf.training.run.begin_folder", 2),
+        ("gpt2small_hf.training.run.start_folder", 2),
         ("gpt2small_hf.training.callbacks.complete", 3),  # the first sample
         ("gpt2small_hf.training.trainer.not_finite", 3),  # the checkpoint
-        ("gpt2small_hf.training.run.save_model", 3),
-        ("gpt2small_hf.training.run.complete", 3),
-        ("gpt2small_hf.training.run.draw_charts", 3),
+        ("gpt2small_hf.training.finalize.save_model", 3),
+        ("gpt2small_hf.training.finalize.run_tasks", 3),
+        ("gpt2small_hf.training.finalize.draw_charts", 3),
     ],
 )
 def test_full_disk_ends_a_run_in_one_line_and_the_same_command_resumes(where, status, short_run, tmp_path, monkeypatch):

@@ -9,11 +9,12 @@ from conftest import tiny_config
 from torch.optim.lr_scheduler import LambdaLR
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.runs.files import read_jsonl, write_jsonl
 from gpt2small_hf.training.callbacks import MetricsLog
 from gpt2small_hf.training.health import Health, Symptoms, gain_of, is_spike
 from gpt2small_hf.training.trainer import CausalLMTrainer
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 # Each token is followed by its successor: learned in a few dozen steps.
 COUNTING = [
@@ -31,7 +32,7 @@ def make(place, rows=COUNTING, heldout=None, *, optimizers=(None, None), config=
     metrics = place / "metrics.jsonl"
     return CausalLMTrainer(
         model,
-        TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
+        training_arguments(TrainerSettings(**(settings | changes)), place / "checkpoints"),
         train_dataset=rows,
         eval_dataset=heldout,
         optimizers=(None, None) if optimizers == (None, None) else optimizers(model),

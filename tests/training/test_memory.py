@@ -5,7 +5,7 @@ import torch
 from conftest import REPOSITORY, tiny_config
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.config.resolve import complete, read_arguments
+from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.memory import check_memory, machine_bytes
@@ -14,7 +14,7 @@ TINY = REPOSITORY / "examples" / "tiny.yaml"
 
 
 def read(*words):
-    return read_arguments(list(words), TINY)
+    return read_config(list(words), TINY)
 
 
 def held_bytes(tensors):
@@ -86,7 +86,7 @@ def test_runs_that_share_out_their_weights_are_not_judged(shared, monkeypatch):
 
 
 def test_a_batch_that_cannot_fit_is_refused():
-    args = complete(read("--use_cpu"))
+    args = read("--use_cpu")
     check_memory(args, batch_tokens=16 * 64)
     with pytest.raises(UsageError, match=r"batches of 1,000,000,000,000 tokens.*Lower --per_device_train_batch_size"):
         check_memory(args, batch_tokens=10**12)

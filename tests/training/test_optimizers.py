@@ -15,12 +15,13 @@ from torch.distributed.fsdp import fully_shard
 from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.config.resolve import read_config
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.optimizers import MuonWithAdamW, muon_with_adamw
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 ROWS = [
     {"input_ids": ids, "labels": ids}
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="PyTorc
 def arguments(place="unused", **changes):
     settings = {"optim": "muon", "learning_rate": 1e-2, "warmup_steps": 0, "per_device_train_batch_size": 2}
     settings |= {"use_cpu": True, "report_to": "none", "save_strategy": "no", "logging_steps": 1}
-    return TrainerArguments(output_dir=str(place), **settings | changes)
+    return training_arguments(TrainerSettings(**settings | changes), place)
 
 
 def make_model(**changes):
@@ -329,7 +330,7 @@ def test_matrices_that_are_cut_up_are_refused(tmp_path):
 def test_the_name_is_written_down_as_it_was_given():
     for name in ("muon", *(kind.value for kind in OptimizerNames)):
         assert json.loads(arguments(optim=name).to_json_string())["optim"] == name
-    assert TrainerArguments(output_dir="unused", use_cpu=True).optim == "adamw_torch_fused"
+    assert TrainerSettings().optim == "adamw_torch_fused"
 
 
 @pytest.mark.parametrize(
@@ -344,6 +345,6 @@ def test_the_name_is_written_down_as_it_was_given():
 )
 def test_a_name_that_is_not_known_is_one_line_with_the_nearest(words, message):
     with pytest.raises(UsageError) as caught:
-        FlagParser(TrainerArguments).fill([*words, "--output_dir", "unused", "--use_cpu"])
+        read_config(words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -522,7 +522,7 @@ def test_a_run_in_accelerates_shards_is_that_of_one_process_also_after_a_kill(on
     for lost in (run.model, run.checkpoints / "checkpoint-6"):
         shutil.rmtree(lost)
     run, said = launched(command, place, cpu=False, per_device_train_batch_size=4)
-    assert f"going on with {run.checkpoints / 'checkpoint-3'}" in said
+    assert f"resuming from {run.checkpoints / 'checkpoint-3'}" in said
     assert_same_run(run, one_process)
 
 

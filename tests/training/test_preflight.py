@@ -15,6 +15,7 @@ from torch import nn
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
+from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.text_dataset import TextDataset, collate
 from gpt2small_hf.data.tokenizer import load_tokenizer
@@ -22,7 +23,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.training.preflight import Check, preflight, show
 from gpt2small_hf.training.trainer import CausalLMTrainer
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def make(folder, place, *, kind=TextDataset, packing="stream", model=GPT2SmallFo
     settings |= {"save_strategy": "no", "report_to": "none", "logging_steps": 5}
     return CausalLMTrainer(
         model(tiny_config(**{"vocab_size": 300} | (config or {}))),
-        TrainerArguments(output_dir=str(place / "checkpoints"), **(settings | changes)),
+        training_arguments(TrainerSettings(**(settings | changes)), place / "checkpoints"),
         train_dataset=kind(folder, "train", 32, packing=packing),
         eval_dataset=kind(folder, "validation", 32),
         data_collator=collate if kind is TextDataset else collate_with_labels,

@@ -407,7 +407,7 @@ def test_resuming_skips_damaged_checkpoints(tmp_path, monkeypatch, capsys):
         run_train(words)
         said = capsys.readouterr()
         assert f"skipping {path.parent}" in said.err
-        assert f"going on with {folder.checkpoints / 'checkpoint-10'}" in said.out
+        assert f"resuming from {folder.checkpoints / 'checkpoint-10'}" in said.out
         assert sha256(folder.model / "model.safetensors") == before
         assert is_complete(path.parent)
 
@@ -532,7 +532,7 @@ def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_
         run_train([*words, "--seed", "7"])
     capsys.readouterr()
     other = run_train(words)
-    assert f"{other.metrics} is not there: what was logged up to here is lost" in capsys.readouterr().err
+    assert f"{other.metrics} does not exist: earlier log lines are lost" in capsys.readouterr().err
     assert sha256(other.model / "model.safetensors") == sha256(first.model / "model.safetensors")
 
 

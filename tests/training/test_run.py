@@ -27,7 +27,7 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import HeldOut
-from gpt2small_hf.training.inputs import draw_weights
+from gpt2small_hf.training.base_model import draw_weights
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 
@@ -388,7 +388,7 @@ def test_weight_decay_shrinks_what_it_is_told_to(decay, decayed, tmp_path):
 def test_a_run_may_train_on_all_of_its_text(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "all"), "--validation_fraction", "0", "--max_steps", "10"]
-    with pytest.raises(UsageError, match=r"nothing is held out.*--eval_strategy no"):
+    with pytest.raises(UsageError, match=r"no text or chats are held out.*--eval_strategy no"):
         run_train(words)
     run = run_train([*words, "--eval_strategy", "no"])
     assert "Nothing was held out" in capsys.readouterr().out

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from transformers import SchedulerType, TrainingArguments, get_scheduler
 
 from gpt2small_hf import GPT2SmallForCausalLM
-from gpt2small_hf.config.resolve import parse_arguments, whole_recipe
-from gpt2small_hf.config.trainer import WITHOUT_WARMUP
+from gpt2small_hf.config.resolve import full_recipe, read_config
+from gpt2small_hf.config.trainer import WITHOUT_WARMUP, TrainerSettings
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.schedules import Schedule, rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
-from gpt2small_hf.training.trainer_arguments import TrainerArguments
+from gpt2small_hf.training.trainer_arguments import training_arguments
 
 TINY = REPOSITORY / "examples" / "tiny.yaml"
 FOLLOW_THE_LOSS = ("reduce_lr_on_plateau", "greedy")
@@ -27,14 +27,14 @@ ROWS = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (96, 
 
 def arguments(name="cosine_with_min_lr", settings=None, **changes):
     more = {"eval_strategy": "steps", "eval_steps": 5} if name in FOLLOW_THE_LOSS else {}
-    return TrainerArguments(
-        output_dir="unused",
+    settings = TrainerSettings(
         lr_scheduler_type=name,
         lr_scheduler_kwargs=settings,
         use_cpu=True,
         report_to="none",
         **more | changes,
     )
+    return training_arguments(settings, "unused")
 
 
 def schedule(args, total_steps, peak=None):
@@ -199,11 +199,11 @@ def test_a_warm_up_that_the_schedule_would_pass_over_is_refused_and_is_none_unle
 def test_every_name_can_be_a_flag_is_written_down_and_read_again(name, tmp_path):
     words = ["--lr_scheduler_type", name]
     words += ["--warmup_steps", "0"] if name in WITHOUT_WARMUP else []
-    args = parse_arguments([str(TINY), *words], default_recipe=TINY).trainer
-    assert json.loads(args.to_json_string())["lr_scheduler_type"] == name
-    whole = whole_recipe([str(TINY), *words], TINY)
+    config = read_config([str(TINY), *words])
+    assert json.loads(training_arguments(config.trainer, "unused").to_json_string())["lr_scheduler_type"] == name
+    whole = full_recipe(config)
     (tmp_path / "saved.yaml").write_text(json.dumps(whole))
-    assert whole_recipe([str(tmp_path / "saved.yaml")], TINY) == whole
+    assert full_recipe(read_config([str(tmp_path / "saved.yaml")])) == whole
 
 
 # ---- in the Trainer, and going on --------------------------------------------------------------------------------

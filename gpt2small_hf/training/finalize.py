@@ -1,0 +1,111 @@
+"""A trained model → the finished run folder: model, held-out losses, completions, charts."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from gpt2small_hf.config.resolve import RunConfig
+from gpt2small_hf.errors import RunStoppedError
+from gpt2small_hf.evaluation.task import EvaluationInputs
+from gpt2small_hf.evaluation.tasks import notes, run_tasks, save_results, tables
+from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.report.charts import draw_charts
+from gpt2small_hf.report.tables import NOTHING_HELD_OUT, console_table, kept_line, worse_line
+from gpt2small_hf.runs.files import atomic_write, read_jsonl, set_default_permissions
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.provenance import made_by
+from gpt2small_hf.training.inputs import RunInputs
+
+
+def finalize(
+    config: RunConfig,
+    run: RunFolder,
+    inputs: RunInputs,
+    model: GPT2SmallForCausalLM,
+    step: int,
+    last_step: int,
+    *,
+    batch_size: int,
+) -> None:
+    """Write the model, its held-out loss, completions and charts. `heldout.json` marks the run as finished.
+
+    Args:
+        config: the settings of the run.
+        run: the folder.
+        inputs: data and tokenizer.
+        model: the trained model, without adapters.
+        step: the step of its weights.
+        last_step: the step that training ended at.
+        batch_size: held-out rows of a batch.
+
+    Raises: RunStoppedError if the model's loss is not finite.
+    """
+    rows, tokenizer = inputs.rows, inputs.tokenizer
+    measured_on = EvaluationInputs(
+        tokenizer=tokenizer,
+        heldout=inputs.heldout,
+        train=rows,
+        prompts=config.run.prompts or [],
+        is_chat=rows.is_chat,
+        loss_before=read_jsonl(run.metrics)[0]["eval_loss"] if inputs.heldout else None,
+        max_answers=config.run.max_answers,
+        batch_size=batch_size,
+    )
+    if inputs.heldout and not np.isfinite(measured_on.losses(model)).all():
+        raise RunStoppedError(
+            "the trained model's held-out loss is not finite, so the model was not saved. Lower --learning_rate; "
+            f"{run.metrics} shows when it stopped being finite."
+        )
+    save_model(model, tokenizer, run.model)
+    results = run_tasks(model, measured_on)
+    made = made_by([run.model / "model.safetensors", run.model / "tokenizer.json", *inputs.inputs])
+    measured = save_results(run, results, seq_len=rows.seq_len, step=step, last_step=last_step, made_by=made)
+    draw_charts(run)
+    if run.former.exists():
+        shutil.rmtree(run.former)
+
+    texts = {name: results.pop(name) for name in ("completions",) if name in results}
+    for text in notes(texts):
+        print(f"\n{text}")
+    for table in tables(results):
+        print(f"\n{console_table(table[0], table[1:])}")
+    if not inputs.heldout:
+        print(f"\n{NOTHING_HELD_OUT}")
+    for line in filter(None, (kept_line(step, last_step), *notes(results))):
+        print(f"\n{line}")
+    print()
+    if worse := worse_line(measured):
+        print(f"warning: {worse}\n")
+
+
+def merge_adapter(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:
+    """Return the model without adapters. If it has one, the adapter is saved first and merged."""
+    if isinstance(model, GPT2SmallForCausalLM):
+        return model
+    with atomic_write(run.adapter) as temporary:
+        # With new tokens, peft would save all rows of the embedding and the head, also those of the base model.
+        model.save_pretrained(temporary, save_embedding_layers=False)
+        (temporary / "README.md").unlink(missing_ok=True)  # an empty template
+        set_default_permissions(temporary)
+    return model.merge_and_unload()
+
+
+def save_model(model: GPT2SmallForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write weights, config, code, tokenizer and generation settings. Users need only `torch` and `transformers`."""
+    model.config.use_cache = True  # the Trainer turns it off for training
+    model.generation_config._from_model_config = False
+    context = model.config.max_position_embeddings
+    # The pipeline asks for 256 new tokens unless the model sets a length, which a short context cannot hold. The length
+    # is a max_length: a max_new_tokens would also override the max_length of a caller.
+    model.generation_config.max_length = context if context < 512 else None
+    if context < 512:
+        model.generation_config.max_new_tokens = None
+    with atomic_write(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        set_default_permissions(temporary)
