@@ -16,6 +16,7 @@ from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
 from gpt2small_hf.publishing.facts import MINIMUM_TRANSFORMERS
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES.remove(REPOSITORY / "docs" / "api.md")  # tests/test_api.py runs it
 README, *GUIDES = TEXTS = [page.read_text(encoding="utf-8") for page in PAGES]
 # A mark is a comment on the line above the block: how the block is tested.
 BLOCKS = [
