@@ -14,7 +14,8 @@ from huggingface_hub import snapshot_download
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
-from gpt2small_hf.publishing.facts import Publication, published_base
+from gpt2small_hf.publishing.lineage_facts import published_base
+from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import stage, write
 from gpt2small_hf.runs.files import read_json, sha256

@@ -1,6 +1,7 @@
-"""The facts of a model → README.md, its model card: the words are in `model_card.j2`, the facts from `facts.py`.
+"""The facts of a model → README.md, its model card. The text is in `model_card.j2`, the facts are from `facts.py`.
 
-Also what keeps a card honest: the gate that refuses an unfinished one, and the mark by which an edited one is known.
+Also checks that a card is finished, marks it with a hash of itself, by which an edited card is recognised, and renders
+it as HTML.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import counted, number, perplexity
-from gpt2small_hf.publishing.facts import Publication, facts
+from gpt2small_hf.formatting import counted, duration, number, perplexity
+from gpt2small_hf.publishing.facts import CardFacts, card_facts
+from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import escaped, one_line
+from gpt2small_hf.report.tables import console_table, escaped, one_line
 from gpt2small_hf.resources import resource
 
 TEMPLATE = resource("model_card.j2")
 
 
 def render(source: PushSource, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:
-    """The card of a staged folder, with its metadata, and a mark at its end by which `is_unedited` knows it again.
+    """Render the card of a staged folder, with its metadata and the mark that `is_unedited` checks.
 
-    Raises: UsageError if the template asks for what is not known, or is no template.
+    Raises: UsageError if the template is invalid or names a fact that does not exist.
     """
-    known = facts(source, folder, publication)
+    facts = card_facts(source, folder, publication)
     environment = Environment(
         loader=FileSystemLoader(template.parent),
         undefined=StrictUndefined,
@@ -50,18 +52,18 @@ def render(source: PushSource, folder: Path, publication: Publication, template:
     )
     environment.filters |= FILTERS
     try:
-        text = environment.get_template(template.name).render(known)
+        text = environment.get_template(template.name).render(vars(facts))
     except jinja2.UndefinedError as error:
-        raise UsageError(f"{template} asks for what is not known: {error.message}. Mend the template.") from None
+        raise UsageError(f"{template} names an unknown fact: {error.message}. Correct the template.") from None
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise UsageError(f"{template}{line} cannot be rendered: {error.message}.") from None
-    text = squeezed(text).strip() + "\n"
-    return add_mark(f"---\n{header(known)}\n---\n\n{text}")
+        raise UsageError(f"{template}{line} cannot be rendered: {error.message}. Correct the template.") from None
+    text = collapse_empty_lines(text).strip() + "\n"
+    return add_mark(f"---\n{metadata(facts)}\n---\n\n{text}")
 
 
-def squeezed(text: str) -> str:
-    """Markdown with one empty line where a template left several, but for code blocks."""
+def collapse_empty_lines(text: str) -> str:
+    """Replace consecutive empty lines outside code blocks by one."""
     kept: list[str] = []
     for line, prose in zip(text.split("\n"), without_code(text, "\0").split("\n"), strict=True):
         if prose or not kept or kept[-1]:
@@ -69,40 +71,71 @@ def squeezed(text: str) -> str:
     return "\n".join(kept)
 
 
-def shown(text: str) -> str:
-    """Text of several lines as any editor keeps it: control characters become visible marks."""
+def printable(text: str) -> str:
+    """Replace control characters, except line ends and tabs, by visible marks, so that editors keep the text."""
     lines = text.replace("\r\n", "\n").split("\n")
     return "\n".join("\t".join(one_line(part) for part in line.split("\t")) for line in lines)
 
 
 def quoted(text: str) -> str:
-    """A string as Python source; what is not printable is escaped."""
+    """Return a string literal of Python; characters that are not printable are escaped."""
     letters = [f"\\{c}" if c in '"\\' else c if c.isprintable() else repr(c)[1:-1] for c in text]
     return f'"{"".join(letters)}"'
 
 
 def bibtex(text: str) -> str:
-    """Text for a BibTeX field: characters that LaTeX reads as commands are escaped."""
+    """Escape text for a BibTeX field: characters that LaTeX reads as commands."""
     return re.sub(r"[~^]", r"\\\g<0>{}", re.sub(r"[&%_#$]", r"\\\g<0>", text))
 
 
 def authors(names: list[str]) -> str:
-    """Names for BibTeX, each in braces, without which `and` and commas in it would separate names."""
+    """Join names for BibTeX, each in braces, without which `and` and commas in it would separate names."""
     return " and ".join(f"{{{bibtex(name)}}}" for name in names)
 
 
+def setting(value: Any) -> str:
+    """Format the value of a setting."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting(item)}" for name, item in value.items()) or "not set"
+    if isinstance(value, list):
+        return ", ".join(map(setting, value)) or "not set"
+    if value is None or isinstance(value, bool):
+        return {None: "not set", True: "yes", False: "no"}[value]
+    return str(value)
+
+
+def approximate(count: float) -> str:
+    """Format a count with up to three digits: 281,344 → `0.28 million`, 163,009,536 → `163 million`."""
+    for size, word, least in ((1e9, "billion", 0.9995), (1e6, "million", 0.1)):
+        if count >= least * size:
+            return f"{count / size:.{2 if count < size / 2 else 3}g} {word}"
+    return f"{count:,.0f}"
+
+
+def wrapped(text: str) -> str:
+    """Wrap lines, indented below a label of eleven characters."""
+    return "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in printable(text).split("\n"))
+
+
 FILTERS = {
-    "n": lambda value: f"{value:,}",
+    "n": lambda value: f"{value:,}" if isinstance(value, (int, float)) else value,
     "loss": lambda value: number(value, ".3f"),
     "perplexity": perplexity,
     "counted": counted,
+    "approximate": approximate,
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
+    "duration": duration,
+    "setting": setting,
     "md": lambda value: escaped(str(value)),
     "code": lambda value: one_line(str(value)).replace("`", "'"),  # between backticks
-    "fenced": lambda text: fenced(shown(text)),
+    "one_line": one_line,
+    "fenced": lambda text: fenced(printable(text)),
     "quoted": quoted,
-    "wrapped": lambda text: "\n".join(fill(line, 90, subsequent_indent=" " * 11) for line in shown(text).split("\n")),
+    "wrapped": lambda text: "\n".join(
+        fill(line, 90, subsequent_indent=" " * 11) for line in printable(text).split("\n")
+    ),
+    "columns": lambda rows, *header: console_table(header, rows, text=(len(header) - 1,)),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),
     "bibtex": bibtex,
@@ -113,69 +146,74 @@ FILTERS = {
 # ---- metadata ------------------------------------------------------------------------------------------------------
 
 
-def header(known: dict[str, Any]) -> str:
-    """The metadata that the Hub reads, as YAML."""
-    data, heldout = known["data"], known["heldout"]
-    results = []
-    if heldout is not None and data is not None and data["measured_on"]:
-        results = [
-            EvalResult(
-                task_type="text-generation",
-                task_name="Text generation",
-                dataset_type=data["measured_on"]["hub"] or "custom",
-                dataset_name=data["measured_on"]["name"],
-                metric_type=kind,
-                metric_name=name,
-                metric_value=round(value, 6),
-            )
-            for kind, name, value in (
-                ("loss", "loss, nats per token", heldout.after.loss_nats),
-                ("perplexity", "perplexity", heldout.after.perplexity),
-                ("bits_per_byte", "bits per byte", heldout.after.bits_per_byte),
-            )
-            if value is not None
-        ]
-    of_hub = set(data["datasets"]) if data else set()
-    if known["converted"] and known["converted"]["dataset"]:
-        of_hub.add(known["converted"]["dataset"])
-    base, license, origin = known["base"], known["license"], known["origin"]
+def metadata(facts: CardFacts) -> str:
+    """Return the metadata that the Hub reads, as YAML."""
+    base, license, origin, converted = facts.base, facts.license, facts.origin, facts.converted
+    results = evaluation_results(facts)
+    datasets = {*(facts.data.datasets if facts.data else ())}
+    if converted and converted.dataset:
+        datasets.add(converted.dataset)
     card = ModelCardData(
-        language=known["languages"] or None,
-        license=license["id"] if license else None,
-        license_name=license["name"] if license else None,
-        license_link=license["metadata_link"] if license else None,
-        library_name="peft" if known["adapter"] else "transformers",
+        language=facts.publication.languages or None,
+        license=license.license.id if license else None,
+        license_name=license.license.name if license else None,
+        license_link=license.license.metadata_link if license else None,
+        library_name="peft" if facts.adapter else "transformers",
         pipeline_tag="text-generation",
-        tags=[
-            "gpt2small_hf",
-            "gpt2",
-            *(["conversational"] if known["chat"] else []),
-            *(["lora"] if known["adapter"] else []),
-        ],
-        datasets=sorted(of_hub) or None,
-        # Of a converted model no relation is set: it is neither fine-tuned, quantized, merged nor an adapter.
-        base_model=base["repo"] if base and base["repo"] else origin["repo"] if origin else None,
-        base_model_relation=("adapter" if known["adapter"] else "finetune") if base and base["repo"] else None,
-        widget=widget(known["prompts"], chat=known["chat"]) or None,
-        model_name=known["name"] if results else None,
+        tags=["gpt2small_hf", "gpt2", *["conversational"] * facts.is_chat, *["lora"] * bool(facts.adapter)],
+        datasets=sorted(datasets) or None,
+        # A converted model has no relation: it is neither fine-tuned, quantized, merged nor an adapter.
+        base_model=base.repo if base and base.repo else origin.repo if origin else None,
+        base_model_relation=("adapter" if facts.adapter else "finetune") if base and base.repo else None,
+        widget=widget(facts.example.fitting, chat=facts.is_chat) or None,
+        model_name=facts.name if results else None,
         eval_results=results or None,
     )
     return card.to_yaml().strip()
 
 
-def widget(prompts: list[str], *, chat: bool) -> list[dict[str, Any]]:
-    """Return the prompts as examples for the widget of the model's page, as far as metadata can hold them.
+def evaluation_results(facts: CardFacts) -> list[EvalResult]:
+    """Return the held-out results for the metadata; none if nothing was measured or the data are not known."""
+    if facts.heldout is None or facts.data is None or not facts.data.measured_on.sources:
+        return []
+    after, measured_on = facts.heldout.measures.after, facts.data.measured_on
+    sources = measured_on.sources
+    hub = next((source.hub for source in sources if source.hub), None)
+    n_more = len(sources) - 1 + measured_on.n_more
+    part = "" if facts.data.has_validation_sources else "held-out part of "
+    measured = {
+        "loss": ("loss, nats per token", after and after.loss_nats),
+        "perplexity": ("perplexity", after and after.perplexity),
+        "bits_per_byte": ("bits per byte", after and after.bits_per_byte),
+    }
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Text generation",
+            dataset_type=hub or "custom",
+            dataset_name=f"{part}{hub or sources[0].name}{f' and {n_more:,} more' if n_more else ''}",
+            metric_type=kind,
+            metric_name=name,
+            metric_value=round(value, 6),
+        )
+        for kind, (name, value) in measured.items()
+        if value is not None
+    ]
 
-    Left out are prompts of several lines, and those that would end the metadata or that the gate takes for the card's.
+
+def widget(prompts: list[str], *, chat: bool) -> list[dict[str, Any]]:
+    """Return the prompts as examples for the widget of the model's page.
+
+    Prompts of several lines are left out, and those that would end the metadata or fail `check_finished`.
     """
-    no_text = re.compile("|".join([*UNFINISHED.values(), r"\]\(|---|^\s*$"]))
-    shown = [prompt for prompt in prompts if prompt.isprintable() and not no_text.search(prompt)]
+    unusable = re.compile("|".join([*UNFINISHED.values(), r"\]\(|---|^\s*$"]))
+    shown = [prompt for prompt in prompts if prompt.isprintable() and not unusable.search(prompt)]
     return [{"messages": [{"role": "user", "content": one}]} if chat else {"text": one} for one in shown]
 
 
-# ---- the gate ------------------------------------------------------------------------------------------------------
+# ---- check, mark ----------------------------------------------------------------------------------------------------
 
-_WORD = r"(?<![\w./\\-])(?:{})(?![\w/\\-]|\.\w)"  # and no part of a file's name
+_WORD = r"(?<![\w./\\-])(?:{})(?![\w/\\-]|\.\w)"  # not a part of a file name
 UNFINISHED = {
     "TODO": _WORD.format("TODO|FIXME"),
     "More Information Needed": r"[Mm]ore [Ii]nformation [Nn]eeded",
@@ -186,10 +224,12 @@ UNFINISHED = {
 }
 
 
-def check_card(card: str, files: set[str]) -> None:
-    """See that a card is finished: in its words and metadata, not in what a model wrote, which stands in code blocks.
+def check_finished(card: str, files: set[str]) -> None:
+    """Check that text and metadata of a card are finished; code blocks, which quote the model, are ignored.
 
-    `files` are those beside it.
+    Args:
+        card: the card.
+        files: names of all published files.
 
     Raises: UsageError that names the line.
     """
@@ -198,21 +238,23 @@ def check_card(card: str, files: set[str]) -> None:
     for at, line in enumerate(prose.splitlines(), start=1):
         for what, pattern in UNFINISHED.items():
             if re.search(pattern, line):
-                raise UsageError(f"the card has {what} in line {at}: {line.strip()[:80]!r}. Mend model_card.j2.")
+                raise UsageError(f"the card has {what} in line {at}: {line.strip()[:80]!r}. Correct model_card.j2.")
         for target in re.findall(r"(?<!\\)\]\(\s*<?([^)\s>]+)", line) if at > metadata_ends else ():
             if not re.match(r"[a-z]+:|#", target) and target not in files:
-                raise UsageError(f"the card names {target} in line {at}, which is not published. Mend model_card.j2.")
+                raise UsageError(
+                    f"the card links {target} in line {at}, which is not published. Correct model_card.j2."
+                )
     parts = card.split("---\n", 2)
     try:
         metadata = yaml.safe_load(parts[1]) if len(parts) == 3 else None
     except yaml.YAMLError as error:
         raise UsageError(f"the card's metadata is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(metadata, dict):
-        raise UsageError("the card has no metadata between two lines of ---. Mend model_card.j2.")
+        raise UsageError("the card has no metadata between two lines of ---. Correct model_card.j2.")
 
 
 def without_code(card: str, instead: str = "") -> str:
-    """A card without what stands in code blocks and code spans, line for line."""
+    """Replace code blocks and code spans of a card; its lines keep their numbers."""
     lines, fence = [], None
     for line in card.split("\n"):
         ticks = re.match(r"`{3,}", line)
@@ -232,24 +274,24 @@ _MARK = r"\n<!-- made by gpt2small_hf, ([0-9a-f]{16}) -->"
 
 
 def add_mark(card: str) -> str:
-    """A card with a hash of itself at its end, in a comment that nobody sees."""
+    """Append a hash of the card, in a comment, which is not rendered."""
     return f"{card}\n<!-- made by gpt2small_hf, {_hash(card)} -->\n"
 
 
 def is_unedited(card: str) -> bool:
-    """Whether a card is one of ours and nobody has edited it since: on whatever machine it was made."""
+    """Return whether a card was made by a push, on any machine, and not edited since."""
     card = card.replace("\r\n", "\n")
     found = re.search(_MARK + r"\n?\Z", card)
     return found is not None and found[1] == _hash(card[: found.start()])
 
 
 def is_marked(card: str) -> bool:
-    """Return whether a push made a card, even if it was edited since."""
+    """Return whether a card was made by a push, even if it was edited since."""
     return re.search(_MARK, card.replace("\r\n", "\n")) is not None
 
 
 def only_metadata(card: str) -> dict[str, Any] | None:
-    """The metadata of a card without any text, as the Hub's website makes it. None for every other card."""
+    """Return the metadata of a card that has no text, as the Hub's website makes it; None of other cards."""
     found = re.fullmatch(r"---\n(.*?)\n?---\s*", card.replace("\r\n", "\n").lstrip(), re.DOTALL)
     try:
         metadata = yaml.safe_load(found[1]) or {} if found else None
@@ -262,7 +304,7 @@ def _hash(card: str) -> str:
     return hashlib.sha256(card.encode()).hexdigest()[:16]
 
 
-# ---- for a browser --------------------------------------------------------------------------------------------------
+# ---- HTML -----------------------------------------------------------------------------------------------------------
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
 body {{ font: 16px/1.6 system-ui, sans-serif; color: #1f2937; max-width: 800px; margin: 2rem auto; padding: 0 1rem }}
@@ -281,18 +323,18 @@ img {{ max-width: 100% }} a {{ color: #2563eb }} details {{ color: #6b7280; marg
 
 
 def page(card: str, folder: str) -> str:
-    """The card as a page, much as the Hub shows it; its pictures are looked for in `folder`."""
-    _, metadata, text = card.split("---\n", 2)
+    """Render a card as HTML, similar to the Hub; `folder` has its pictures."""
+    _, header, text = card.split("---\n", 2)
     text = re.sub(r"\]\((charts/[^)]+)\)", rf"]({quote(folder)}/\1)", text)
     title = next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
     title = escape(re.sub(r"\\(.)", r"\1", title))
     parser = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable("table")
     look = "\n".join(HtmlFormatter().get_token_style_defs("pre code"))
-    return _PAGE.format(title=title, metadata=escape(metadata), body=parser.render(text), highlighting=look)
+    return _PAGE.format(title=title, metadata=escape(header), body=parser.render(text), highlighting=look)
 
 
 def highlighted(code: str, language: str, _attributes: str) -> str:
-    """Code as HTML with a class for each kind of token; empty, which leaves it plain, for an unknown language."""
+    """Return code as HTML with a class for each kind of token; empty, which leaves it plain, for unknown languages."""
     try:
         lexer = get_lexer_by_name(language, stripnl=False)
     except ClassNotFound:
@@ -301,6 +343,6 @@ def highlighted(code: str, language: str, _attributes: str) -> str:
 
 
 def content_hash(files: dict[str, dict[str, Any]]) -> str:
-    """Eight hexadecimal digits of all that a stranger loads: the same for the same model, whatever its card says."""
+    """Return eight hexadecimal digits of a hash of all files that are loaded; the card is not."""
     loaded = {name: file["sha256"] for name, file in sorted(files.items()) if is_loaded(name)}
     return hashlib.sha256(repr(loaded).encode()).hexdigest()[:8]

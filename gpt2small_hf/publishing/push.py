@@ -22,8 +22,8 @@ from gpt2small_hf.resources import example_command
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from gpt2small_hf.publishing.facts import Publication
     from gpt2small_hf.publishing.hub import Hub
+    from gpt2small_hf.publishing.publication import Publication
     from gpt2small_hf.publishing.repository import Remote
     from gpt2small_hf.publishing.source import PushSource
     from gpt2small_hf.publishing.stage import Files
@@ -76,8 +76,9 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
     """Find the model, check what it would be published with, and publish it. Returns and raises: as `publish`."""
     from gpt2small_hf.errors import UsageError
     from gpt2small_hf.formatting import counted
-    from gpt2small_hf.publishing.facts import MOST_SAMPLES, held_out_answers, linked_repositories, worse
+    from gpt2small_hf.publishing.lineage_facts import linked_repositories
     from gpt2small_hf.publishing.privacy import chat_questions
+    from gpt2small_hf.publishing.result_facts import MAX_SAMPLES, held_out_answers, loss_rise
     from gpt2small_hf.publishing.secret_scan import check_flag_value
     from gpt2small_hf.publishing.source import find_source
     from gpt2small_hf.runs.files import exclusive_writer
@@ -94,8 +95,8 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
         say("found", f"{args.RUN} is not finished: its newest checkpoint, {source.model}")
     else:
         say("found", f"{source.label} in {source.model}")
-    if not args.allow_worse_than_base and (warning := worse(source)):
-        raise UsageError(f"{source.label}: {warning} Publish it as it is with --allow_worse_than_base.")
+    if not args.allow_worse_than_base and (rise := loss_rise(source)):
+        raise UsageError(f"{source.label}: {rise.message} Publish it as it is with --allow_worse_than_base.")
     if args.origin is not None and source.run is not None:
         raise UsageError(f"--origin {args.origin}: {args.RUN} was trained here. Leave it out.")
     if source.run is None and not (args.origin or args.developers or source.origin):
@@ -105,9 +106,9 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
     if answers := held_out_answers(source):
         words = f"{counted(len(answers), 'answer')} to held-out questions of the run's chats"
         if args.publish_chat_questions:
-            say("included", f"the first {MOST_SAMPLES} of {words}")
+            say("included", f"the first {MAX_SAMPLES} of {words}")
         else:
-            say("left out", f"{words} (--publish_chat_questions shows the first {MOST_SAMPLES})")
+            say("left out", f"{words} (--publish_chat_questions shows the first {MAX_SAMPLES})")
     before = read_published(source.place.published)
     if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
         raise UsageError(
@@ -164,8 +165,8 @@ def read_published(path: Path) -> dict[str, Any]:
 def plan(args: Namespace, source: PushSource, before: dict[str, Any]) -> list[Plan]:
     """What goes where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     from gpt2small_hf.errors import UsageError
-    from gpt2small_hf.publishing.facts import Publication
     from gpt2small_hf.publishing.license import License
+    from gpt2small_hf.publishing.publication import Publication
     from gpt2small_hf.publishing.source import checkpoints
     from gpt2small_hf.publishing.stage import check_stage_folder
     from gpt2small_hf.runs.layout import RunFolder
@@ -229,8 +230,8 @@ def private_links(args: Namespace, one: Plan) -> frozenset[str]:
     Raises: UsageError for an --origin that the token in use cannot see either.
     """
     from gpt2small_hf.errors import UsageError
-    from gpt2small_hf.publishing.facts import linked_repositories
     from gpt2small_hf.publishing.hub import is_public, is_visible
+    from gpt2small_hf.publishing.lineage_facts import linked_repositories
 
     twin = one.publication.twin if args.public and not args.also_native else None
     links = linked_repositories(one.source, replace(one.publication, twin=twin))
@@ -260,11 +261,17 @@ def of_repo(published: dict[str, Any], repo_id: str, revision: str = "main") -> 
 
 def branch_of(source: PushSource) -> dict[str, Any]:
     """A checkpoint as the card of the finished model lists it."""
-    from gpt2small_hf.publishing.facts import loss_at_step, trained
+    from gpt2small_hf.publishing.result_facts import loss_at_step
+    from gpt2small_hf.publishing.training_facts import training_totals
 
     then = loss_at_step(source)
-    loss = then["loss"] if then else None
-    return {"revision": f"step-{source.step}", "step": source.step, "tokens": trained(source)["tokens"], "loss": loss}
+    loss = then.loss if then else None
+    return {
+        "revision": f"step-{source.step}",
+        "step": source.step,
+        "tokens": training_totals(source).tokens,
+        "loss": loss,
+    }
 
 
 def beside(staged: Path, name: str) -> Path:
@@ -276,8 +283,8 @@ def prepare(args: Namespace, one: Plan) -> None:
     """Stage a folder, write its card, and see that nothing in it is unfinished or secret. Raises: UsageError."""
     from gpt2small_hf.publishing import card, stage
     from gpt2small_hf.publishing.adapter import find_base, stage_adapter
-    from gpt2small_hf.publishing.facts import copyright_holders
     from gpt2small_hf.publishing.license import write_license
+    from gpt2small_hf.publishing.lineage_facts import copyright_holders
     from gpt2small_hf.publishing.secret_scan import check_secrets
     from gpt2small_hf.runs.files import atomic_write
 
@@ -306,7 +313,7 @@ def prepare(args: Namespace, one: Plan) -> None:
         (folder / "README.md").write_text(text, encoding="utf-8")
         stage.make_readable(folder)
         one.files = stage.list_files(folder)
-        card.check_card(text, set(one.files))
+        card.check_finished(text, set(one.files))
         answers = [one.source.place.answers] if args.publish_chat_questions else []
         origin = partial(stage.staged_from, one.source, license_file=args.license_file)
         check_secrets(folder, known_token(), [one.source.place.samples, *answers], origin)
@@ -540,7 +547,7 @@ def finish(
     hub: Hub, args: Namespace, plans: list[Plan], records: list[dict[str, Any]], before: dict[str, Any]
 ) -> dict[str, Any]:
     """Show it, collect it, and write down what was published. Returns: the record."""
-    from gpt2small_hf.publishing.facts import examples
+    from gpt2small_hf.publishing.facts import example_prompts
     from gpt2small_hf.publishing.privacy import scrub
     from gpt2small_hf.runs.files import read_json, write_json
     from gpt2small_hf.runs.provenance import made_by
@@ -567,7 +574,7 @@ def finish(
         print(f"next: look at {record['pull_request']}, and merge it")
     elif not first.is_adapter:
         context = read_json(first.folder / "config.json")["max_position_embeddings"]
-        question = [examples(first.folder, context)[0]] if first.source.run else []
+        question = [example_prompts(first.folder, context).prompt] if first.source.run else []
         print(f"next: {example_command('use_from_hub.py', first.repo_id, *question)}")
     return {**record, **linked(first), "others": records[1:]}
 

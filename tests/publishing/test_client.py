@@ -24,10 +24,10 @@ from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
 from gpt2small_hf.publishing.commit import commit_folder, find_changes
-from gpt2small_hf.publishing.facts import Publication
 from gpt2small_hf.publishing.hub import Hub, is_public
 from gpt2small_hf.publishing.hub_errors import UploadError
 from gpt2small_hf.publishing.license import License
+from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import Plan, private_links
 from gpt2small_hf.publishing.repository import Remote
 from gpt2small_hf.publishing.repository_checks import (

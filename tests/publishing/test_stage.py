@@ -24,9 +24,10 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import parse_arguments
 from gpt2small_hf.publishing.card import render
 from gpt2small_hf.publishing.checks import CODE
-from gpt2small_hf.publishing.facts import Publication, linked_repositories
 from gpt2small_hf.publishing.license import License, write_license
+from gpt2small_hf.publishing.lineage_facts import linked_repositories
 from gpt2small_hf.publishing.privacy import chat_questions, scrub, scrub_command
+from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.secret_scan import is_secret
 from gpt2small_hf.publishing.source import find_source

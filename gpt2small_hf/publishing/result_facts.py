@@ -1,0 +1,263 @@
+"""A run → what its card states about its results: held-out loss, comparison with a baseline, samples, answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpt2small_hf.config.recipe import BASELINE
+from gpt2small_hf.publishing.lineage_facts import baseline_repository
+from gpt2small_hf.publishing.privacy import scrub
+from gpt2small_hf.publishing.publication import Publication
+from gpt2small_hf.publishing.source import PushSource
+from gpt2small_hf.report.page import Ladder, ladders
+from gpt2small_hf.report.sweep import SweepFolder, six
+from gpt2small_hf.report.tables import new_text, one_line, rise_line
+from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import Answer, HeldOut, NewText, Resolved
+from gpt2small_hf.training.resume import changed
+
+MAX_SAMPLES = 3
+MAX_LADDER_CHARACTERS = 66
+"""Of a text in the ladder: a wider table would have to be scrolled on the Hub."""
+IGNORED_SETTINGS = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
+"""Settings whose difference from a baseline is no change to the recipe."""
+
+
+@dataclass(frozen=True)
+class LossAtStep:
+    """A held-out loss that was measured while training."""
+
+    loss: float
+    step: int
+
+
+@dataclass(frozen=True)
+class LossRise:
+    """A held-out loss above that before training."""
+
+    before: float
+    after: float
+    message: str
+    """For the console."""
+
+
+@dataclass(frozen=True)
+class HeldOutFacts:
+    """The held-out results of a finished run."""
+
+    measures: HeldOut
+    new_text: NewText | None
+    """The results outside overlaps with the training text, if they are of less than (almost) all tokens."""
+
+
+@dataclass(frozen=True)
+class PromptOrigin:
+    """Where the prompts of a run on chats are from."""
+
+    kind: str | None
+    """As in `Resolved.prompts_from`; None if it was not recorded."""
+    n_in_training: int | None
+    """How many of the prompts shown are in the training chats; None if it was not recorded."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the model generated after prompts."""
+
+    completions: list[dict[str, str]]
+    n_total: int
+    settings: dict[str, Any]
+    """Of the sampled ones."""
+    prompt_origin: PromptOrigin | None
+    """None of runs on text."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The first answers to held-out questions, and the number of all."""
+
+    shown: list[Answer]
+    n_total: int
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """A sweep's verdict on a recipe, from pairs of runs with equal seeds."""
+
+    recipe: str
+    value: float
+    standard_error: float
+    decided_above: float
+    verdict: str
+    n_pairs: int
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What a run learns from, beside its settings. Base and data by content: names differ between machines."""
+
+    base_sha256: str | None
+    data_fingerprint: str
+    rows_per_step: int | None
+    processes: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A run and a baseline."""
+
+    name: str
+    repo: str | None
+    inputs: RunInputs
+    baseline_inputs: RunInputs
+    changes: list[tuple[str, Any, Any]]
+    """Settings that differ: name, the baseline's value, this run's."""
+    losses: tuple[float, float] | None
+    """Of this run and the baseline; None if they were not measured on the same rows."""
+    paired: PairedComparison | None
+
+
+def held_out_facts(source: PushSource) -> HeldOutFacts | None:
+    """Return the held-out results; None of checkpoints and where nothing was measured."""
+    if source.run is None or source.is_checkpoint or source.run.measured is None:
+        return None
+    return HeldOutFacts(source.run.measured, new_text(source.run.measured))
+
+
+def loss_at_step(source: PushSource) -> LossAtStep | None:
+    """Return the last held-out loss up to the step of a checkpoint; None of other models."""
+    if not source.is_checkpoint or source.run is None or source.step is None:
+        return None
+    held = [row for row in source.run.metrics if row.get("eval_loss") is not None and 0 < row["step"] <= source.step]
+    return LossAtStep(held[-1]["eval_loss"], held[-1]["step"]) if held else None
+
+
+def loss_rise(source: PushSource) -> LossRise | None:
+    """Return the held-out losses if that of these weights is above that before training."""
+    run = source.run
+    if run is None:
+        return None
+    if source.is_checkpoint:
+        then, chats = loss_at_step(source), run.resolved.data.validation
+        before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
+        after, conversations = then.loss if then else None, chats.trained_on if chats else None
+    else:
+        heldout = run.heldout
+        before = heldout.before.loss_nats if heldout and heldout.before else None
+        after = heldout.after.loss_nats if heldout and heldout.after else None
+        conversations = heldout.rows.conversations if heldout else None
+    if before is None or after is None or (line := rise_line(before, after, conversations)) is None:
+        return None
+    return LossRise(before, after, line)
+
+
+def samples(source: PushSource, folder: Path, prompts: list[str]) -> Samples | None:
+    """Return what the model generated after the prompts that are published; None if nothing was saved."""
+    if source.run is None:
+        return None
+    file = RunFolder(folder).completions
+    if source.is_checkpoint:
+        found = [sample for sample in _saved_samples(source.run, prompts) if sample["step"] == source.step]
+    else:
+        found = read_json(file)["completions"] if file.is_file() else []
+    if not found:
+        return None
+    shown = [{name: sample[name] for name in ("prompt", "greedy", "sampled")} for sample in found[:MAX_SAMPLES]]
+    origin = _prompt_origin(source.run, [sample["prompt"] for sample in shown])
+    return Samples(shown, len(found), found[0]["settings"], origin)
+
+
+def _prompt_origin(run: Run, prompts: list[str]) -> PromptOrigin | None:
+    if not run.resolved.chat:
+        return None
+    flags = run.resolved.prompts_in_training or []  # earlier versions did not record them
+    known = dict(zip(run.resolved.run.prompts, flags, strict=False))
+    is_known = known.keys() >= set(prompts)
+    return PromptOrigin(run.resolved.prompts_from, sum(known[one] for one in prompts) if is_known else None)
+
+
+def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
+    """Return the samples saved while training; of a run on chats those after `prompts`, which are published."""
+    return [sample for sample in run.samples if not run.resolved.chat or sample["prompt"] in prompts]
+
+
+def held_out_answers(source: PushSource) -> list[Answer]:
+    """Return the answers to held-out questions that the card may have beside the samples, which may be such already."""
+    run = source.run
+    if run is None or source.is_checkpoint or run.resolved.prompts_from == "held-out chats":
+        return []
+    return run.answers
+
+
+def answers(source: PushSource) -> Answers | None:
+    """Return the first answers to held-out questions."""
+    found = held_out_answers(source)
+    return Answers(found[:MAX_SAMPLES], len(found)) if found else None
+
+
+def ladder(source: PushSource, prompts: list[str]) -> Ladder | None:
+    """Return the samples after the first prompt at several steps up to the weights; None of fewer than two."""
+    if source.run is None:
+        return None
+    saved = _saved_samples(source.run, prompts)
+    if not saved:
+        return None
+    first = ladders(saved, source.run.metrics)[0]
+    until = source.run.step if source.step is None else source.step
+    rows = [row for row in first.rows if int(row[0].replace(",", "")) <= until]
+    shown = [[*row[:-1], one_line(row[-1], MAX_LADDER_CHARACTERS)] for row in rows]
+    return Ladder(first.prompt, shown) if len(shown) > 1 else None
+
+
+def comparison(run: Run, baseline: Run, publication: Publication) -> Comparison:
+    """Compare a run with a baseline: inputs, settings and losses."""
+    is_comparable = run.measured and baseline.measured and run.measured_on == baseline.measured_on
+    settings = changed(_scrubbed(baseline), _scrubbed(run))
+    return Comparison(
+        name=baseline.name,
+        repo=baseline_repository(publication),
+        inputs=_inputs(run),
+        baseline_inputs=_inputs(baseline),
+        changes=[(name, then, now) for name, then, now in settings if name not in IGNORED_SETTINGS],
+        losses=(run.loss_nats, baseline.loss_nats) if is_comparable else None,
+        paired=paired_comparison(run, baseline) if is_comparable else None,
+    )
+
+
+def _scrubbed(run: Run) -> Resolved:
+    return Resolved.from_json(scrub(run.resolved.to_json()), f"{run.folder.resolved}:")
+
+
+def _inputs(run: Run) -> RunInputs:
+    base, data = run.resolved.base, run.resolved.data
+    return RunInputs(base and base.sha256, data.fingerprint, run.resolved.rows_per_step, run.resolved.device.count)
+
+
+def paired_comparison(run: Run, baseline: Run) -> PairedComparison | None:
+    """Read the verdict on a run's recipe from the sweep of both, as `report.sweep.compare` computed it.
+
+    Returns: None if the two are not runs of one sweep, or if too few runs ended to estimate the noise.
+    """
+    root = run.folder.root.resolve().parent
+    if not (results := SweepFolder(root).results).is_file() or baseline.folder.root.resolve().parent != root:
+        return None
+    rows = {row["recipe"]: row for row in read_json(results)["recipes"]}
+    for row in rows.values():
+        if _has(row, run) and _has(rows.get(BASELINE), baseline) and row["standard_error"] is not None:
+            pairs = sum(one["difference"] is not None for one in row["runs"])
+            told = {name: row[name] for name in ("recipe", "standard_error", "decided_above", "verdict")}
+            return PairedComparison(**told, value=row["difference"], n_pairs=pairs)
+    return None
+
+
+def _has(row: dict[str, Any] | None, run: Run) -> bool:
+    """Whether a run is among those of a recipe's row, with the loss that it has now."""
+    if row is None or run.measured is None:
+        return False
+    losses = {SweepFolder(Path()).run(row["recipe"], r["init_seed"], r["seed"]).root.name: r for r in row["runs"]}
+    found = losses.get(run.folder.root.resolve().name)
+    return found is not None and found["loss"] == six(run.loss_nats)

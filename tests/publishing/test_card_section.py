@@ -1,0 +1,61 @@
+"""A section added to a copy of the card: only the template and one file of facts change."""
+
+import importlib.util
+import sys
+
+from conftest import REPOSITORY
+
+from gpt2small_hf.publishing import facts
+from gpt2small_hf.publishing.card import check_finished, render
+from gpt2small_hf.publishing.publication import Publication
+from gpt2small_hf.publishing.source import find_source
+from gpt2small_hf.publishing.stage import list_files, stage
+
+CHANGES = {
+    "model_card.j2": {
+        "## Citation\n": (
+            "{% if compute %}\n## Environmental impact\n\n"
+            "Training took {{ '{:.3f}'.format(compute.device_hours) }} device hours.\n\n{% endif %}\n## Citation\n"
+        ),
+    },
+    "gpt2small_hf/publishing/training_facts.py": {
+        "    flops: float | None\n": "    flops: float | None\n    device_hours: float\n",
+        "        flops=None if tokens is None else flops * tokens,\n": (
+            "        flops=None if tokens is None else flops * tokens,\n"
+            "        device_hours=run.resolved.device.count * (training_seconds(rows) or 0) / 3600,\n"
+        ),
+    },
+}
+
+
+def test_card_section_with_a_new_fact_is_added_in_two_files(tiny_run, tmp_path, monkeypatch):
+    for name, changes in CHANGES.items():
+        text = (REPOSITORY / name).read_text(encoding="utf-8")
+        for old, new in changes.items():
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        path = tmp_path / name.split("/")[-1]
+        path.write_text(text, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("training_facts_copy", tmp_path / "training_facts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    copy = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, copy)
+    spec.loader.exec_module(copy)
+    for name in ("compute_facts", "training_facts", "training_totals", "provenance"):
+        monkeypatch.setattr(facts, name, getattr(copy, name))
+    source, folder = find_source(tiny_run.root), tmp_path / "staged"
+    stage(source, folder)
+    card = render(source, folder, Publication("you/short"), tmp_path / "model_card.j2")
+    check_finished(card, {*list_files(folder)})
+    assert "## Environmental impact\n\nTraining took 0.000 device hours.\n\n## Citation\n" in card
+
+
+def test_architecture_guide_names_the_files_of_a_new_card_section():
+    (line,) = [
+        line
+        for line in (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8").split("\n- ")
+        if line.startswith("**A card section**")
+    ]
+    for name in ("model_card.j2", "publishing/training_facts.py"):
+        assert f"`{name}`" in line
