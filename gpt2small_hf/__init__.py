@@ -11,8 +11,10 @@ from gpt2small_hf.invocation import entry_point
 from gpt2small_hf.peft_targets import register as register_peft_targets
 
 if TYPE_CHECKING:
+    from gpt2small_hf.config.resolve import RunConfig, load_recipe
     from gpt2small_hf.data.chat_dataset import ChatDataset
     from gpt2small_hf.data.text_dataset import TextDataset
+    from gpt2small_hf.evaluation.tasks import evaluate
     from gpt2small_hf.model import (
         GPT,
         GPT2SmallConfig,
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
         GPT2SmallModel,
     )
     from gpt2small_hf.training.gradient_guard import GradientGuard
+    from gpt2small_hf.training.run import train
     from gpt2small_hf.training.trainer import CausalLMTrainer
 
 __all__ = [
@@ -36,13 +39,21 @@ __all__ = [
     "GPT2SmallForTokenClassification",
     "GPT2SmallModel",
     "GradientGuard",
+    "RunConfig",
     "TextDataset",
+    "evaluate",
+    "load_recipe",
+    "train",
 ]
 _MODULES = {  # of the names that are not in gpt2small_hf.model
     "CausalLMTrainer": "gpt2small_hf.training.trainer",
     "ChatDataset": "gpt2small_hf.data.chat_dataset",
     "GradientGuard": "gpt2small_hf.training.gradient_guard",
+    "RunConfig": "gpt2small_hf.config.resolve",
     "TextDataset": "gpt2small_hf.data.text_dataset",
+    "evaluate": "gpt2small_hf.evaluation.tasks",
+    "load_recipe": "gpt2small_hf.config.resolve",
+    "train": "gpt2small_hf.training.run",
 }
 
 

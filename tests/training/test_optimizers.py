@@ -318,7 +318,7 @@ def test_matrices_that_are_cut_up_are_refused(tmp_path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
         fully_shard(trainer.model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(UsageError, match="--optim muon works on whole matrices, and FSDP, DeepSpeed"):
+        with pytest.raises(UsageError, match="--optim muon needs whole matrices, and FSDP, DeepSpeed"):
             trainer.create_optimizer()
     finally:
         dist.destroy_process_group()
