@@ -61,7 +61,7 @@ LINES = {
     "-m gpt2small_hf sweep recipes --only baselin": "Did you mean baseline?",
     "-m gpt2small_hf sweep recipes": "Did you mean learning_rate?",
     "-m gpt2small_hf report --help": None,
-    "-m gpt2small_hf report absent": "absent is not a run folder",
+    "-m gpt2small_hf report absent": "absent does not exist",
     "-m gpt2small_hf convert --help": None,
     "-m gpt2small_hf convert absent.pt new --to gpt2": "absent.pt does not exist",
     "-m gpt2small_hf convert absent.pt new --to gpt3": "invalid choice: 'gpt3'",

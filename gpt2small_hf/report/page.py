@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
-from gpt2small_hf.formatting import number
+from gpt2small_hf.formatting import counted, number
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.tables import (
@@ -43,7 +43,7 @@ def write_reports(runs: Sequence[Run]) -> None:
         charts = draw_charts(run.folder)
         with atomic_write(run.folder.report) as temporary:
             temporary.write_text(as_markdown(run, charts), encoding="utf-8")
-        wrote.append(f"wrote {run.folder.report} and {len(charts)} charts")
+        wrote.append(f"wrote {run.folder.report} and {counted(len(charts), 'chart')}")
         print(f"{as_text(run)}\n")
     if len(runs) > 1:
         header, rows = comparison_rows(runs)

@@ -92,7 +92,9 @@ class Run:
 
 
 def read_resolved(folder: RunFolder) -> Resolved:
-    """Read the settings of a run alone. Raises: UsageError if it is not a run folder, or the file is broken."""
+    """Read `resolved.json` alone. Raises: UsageError if the folder is missing or not a run folder."""
+    if not folder.root.exists():
+        raise UsageError(f"{folder.root} does not exist. Name a run folder, such as runs/tiny.")
     if not folder.resolved.is_file():
         raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
     return Resolved.load(folder.resolved)

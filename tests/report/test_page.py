@@ -146,6 +146,9 @@ def test_a_run_that_logged_nothing_yet_has_a_page(run, capsys):
     main([str(run.root)])
     assert "Not finished: no step was logged." in run.report.read_text(encoding="utf-8")
     assert f"next: gpt2small report {run.root}" in capsys.readouterr().out
+    write_jsonl(run.metrics, [{"step": 0, "eval_loss": 7.0}])
+    main([str(run.root)])
+    assert f"wrote {run.report} and 1 chart\n" in capsys.readouterr().out
 
 
 def test_symptoms_and_skipped_steps_are_told(run):
@@ -192,9 +195,9 @@ def test_several_runs_are_shown_beside_each_other_and_one_is_not(run, tmp_path, 
     assert console_table(*comparison_rows([Run(run), Run(RunFolder(tmp_path / "runs" / "twin"))]), text=(0, 6)) in shown
 
 
-@pytest.mark.parametrize("name", ["nothing/here", "."])
-def test_what_is_not_a_run_is_refused_before_anything_is_written(run, tmp_path, name):
-    with pytest.raises(UsageError, match="is not a run folder"):
+@pytest.mark.parametrize(("name", "message"), [("nothing/here", "does not exist"), (".", "is not a run folder")])
+def test_report_of_another_folder_is_refused_before_anything_is_written(run, tmp_path, name, message):
+    with pytest.raises(UsageError, match=message):
         main([str(run.root), str(tmp_path / name)])
     assert not run.report.exists()
 
