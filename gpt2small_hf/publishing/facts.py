@@ -45,10 +45,10 @@ from gpt2small_hf.publishing.result_facts import (
     answers,
     comparison,
     held_out_facts,
-    ladder,
     loss_at_step,
     loss_rise,
     samples,
+    samples_over_training,
 )
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import CHARTS
@@ -62,7 +62,7 @@ from gpt2small_hf.publishing.training_facts import (
     training_facts,
     training_totals,
 )
-from gpt2small_hf.report.page import Ladder
+from gpt2small_hf.report.page import SampleTable
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
@@ -169,7 +169,7 @@ class CardFacts:
     charts: list[str]
     samples: Samples | None
     answers: Answers | None
-    ladder: Ladder | None
+    samples_over_training: SampleTable | None
 
 
 def card_facts(source: PushSource, folder: Path, publication: Publication) -> CardFacts:
@@ -209,7 +209,7 @@ def card_facts(source: PushSource, folder: Path, publication: Publication) -> Ca
         charts=[name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         samples=samples(source, folder, prompts),
         answers=answers(source) if publication.questions else None,
-        ladder=ladder(source, prompts),
+        samples_over_training=samples_over_training(source, prompts),
     )
 
 

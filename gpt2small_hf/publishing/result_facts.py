@@ -11,8 +11,8 @@ from gpt2small_hf.publishing.lineage_facts import baseline_repository
 from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
-from gpt2small_hf.report.page import Ladder, ladders
-from gpt2small_hf.report.sweep import SweepFolder, six
+from gpt2small_hf.report.page import SampleTable, sample_tables
+from gpt2small_hf.report.sweep import SweepFolder, round_loss
 from gpt2small_hf.report.tables import new_text, one_line, rise_line
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
@@ -21,8 +21,8 @@ from gpt2small_hf.runs.records import Answer, HeldOut, NewText, Resolved
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3
-MAX_LADDER_CHARACTERS = 66
-"""Of a text in the ladder: a wider table would have to be scrolled on the Hub."""
+MAX_SAMPLE_CHARACTERS = 66
+"""Of a sample in the table of samples over training: a wider table would have to be scrolled on the Hub."""
 IGNORED_SETTINGS = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
 """Settings whose difference from a baseline is no change to the recipe."""
 
@@ -199,18 +199,18 @@ def answers(source: PushSource) -> Answers | None:
     return Answers(found[:MAX_SAMPLES], len(found)) if found else None
 
 
-def ladder(source: PushSource, prompts: list[str]) -> Ladder | None:
+def samples_over_training(source: PushSource, prompts: list[str]) -> SampleTable | None:
     """Return the samples after the first prompt at several steps up to the weights; None of fewer than two."""
     if source.run is None:
         return None
     saved = _saved_samples(source.run, prompts)
     if not saved:
         return None
-    first = ladders(saved, source.run.metrics)[0]
+    first = sample_tables(saved, source.run.metrics)[0]
     until = source.run.step if source.step is None else source.step
     rows = [row for row in first.rows if int(row[0].replace(",", "")) <= until]
-    shown = [[*row[:-1], one_line(row[-1], MAX_LADDER_CHARACTERS)] for row in rows]
-    return Ladder(first.prompt, shown) if len(shown) > 1 else None
+    shown = [[*row[:-1], one_line(row[-1], MAX_SAMPLE_CHARACTERS)] for row in rows]
+    return SampleTable(first.prompt, shown) if len(shown) > 1 else None
 
 
 def comparison(run: Run, baseline: Run, publication: Publication) -> Comparison:
@@ -260,4 +260,4 @@ def _has(row: dict[str, Any] | None, run: Run) -> bool:
         return False
     losses = {SweepFolder(Path()).run(row["recipe"], r["init_seed"], r["seed"]).root.name: r for r in row["runs"]}
     found = losses.get(run.folder.root.resolve().name)
-    return found is not None and found["loss"] == six(run.loss_nats)
+    return found is not None and found["loss"] == round_loss(run.loss_nats)

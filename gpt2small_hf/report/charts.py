@@ -22,12 +22,12 @@ from gpt2small_hf.runs.files import atomic_write, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import HeldOut, Resolved
 
-MOST_POINTS = 600
+MAX_POINTS = 600
 """Of a line: more would share pixels."""
 # Told apart with every kind of colour vision (Okabe and Ito, 2008), and by line or marker as well.
 MAIN, SECOND, LIMIT, BAD, FAINT, GREY = "#0072B2", "#56B4E9", "#B0552F", "#D55E00", "#BBD6E8", "#666666"
 
-MOST_STRETCH = 1.6
+MAX_STRETCH = 1.6
 """How many times as high the axis of the losses may become to have the unigram loss in it."""
 BOUNDLESS = 1e30
 """From here on a number is as good as infinite, and axes fail."""
@@ -88,7 +88,7 @@ def values(rows: Rows, *names: str) -> np.ndarray:
     return found
 
 
-def band(steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray, most: int = MOST_POINTS) -> Band:
+def band(steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray, most: int = MAX_POINTS) -> Band:
     """Lines of any length → at most `most` points, each the extremes and the mean of a stretch of steps.
 
     The line is broken where rows are missing: where the way to the next step is over four times that on either side.
@@ -175,7 +175,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
         # A model that knows nothing loses ln(vocabulary): what lies far above that is a spike wherever it stands.
         ceiling = 1.3 * math.log(vocab_size) if vocab_size else math.inf
         top, bottom = robust_top(shown, np.concatenate([held_losses, mean[:1]]), ceiling), float(np.nanmin(shown))
-        if unigram is not None and max(top, unigram) - min(bottom, unigram) <= MOST_STRETCH * (top - bottom):
+        if unigram is not None and max(top, unigram) - min(bottom, unigram) <= MAX_STRETCH * (top - bottom):
             top, bottom = max(top, unigram), min(bottom, unigram)
         margin = 0.05 * (top - bottom) or 0.05 * abs(top) or 0.5
         top += margin

@@ -29,10 +29,10 @@ from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.reader import Run
 
-MOST_RUNGS = 8
+MAX_SAMPLED_STEPS = 8
 """Of a ladder."""
-MOST_ANSWERS = 8
-MOST_CHARACTERS = 90
+MAX_ANSWERS = 8
+MAX_CHARACTERS = 90
 """Of a continuation that is shown."""
 
 
@@ -182,7 +182,7 @@ def held_out(run: Run) -> str | None:
     return f"{words} ({tokens})" if words else tokens
 
 
-def troubles(run: Run) -> list[str]:
+def problems(run: Run) -> list[str]:
     """Symptoms and skipped steps, a sentence each."""
     found = [f"step {row['step']:,}, {row['symptom']}: {row['says']}" for row in run.metrics if "symptom" in row]
     if skips := new_skips(run.train):
@@ -212,36 +212,36 @@ def evaluations(run: Run) -> str | None:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class SampleTable:
     """How the continuation of one prompt became coherent: from the first step to the last."""
 
     prompt: str
     rows: list[list[str]]
 
-    def table(self) -> str:
+    def as_text(self) -> str:
         """Steps, held-out loss then, and the text, for the console."""
         return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
 
 
-def ladders(samples: Rows, metrics: Rows) -> list[Ladder]:
+def sample_tables(samples: Rows, metrics: Rows) -> list[SampleTable]:
     """One ladder a prompt, from what a run wrote at its saves and what it logged."""
     by_prompt: dict[str, dict[int, str]] = {}
     for sample in samples:
         by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample["sampled"]
     held = [(row["step"], row["eval_loss"]) for row in metrics if row.get("eval_loss") is not None]
     return [
-        Ladder(
+        SampleTable(
             one_line(prompt),
             [
-                [f"{step:,}", loss_then(held, step), one_line(texts[step], MOST_CHARACTERS)]
-                for step in rungs(list(texts))
+                [f"{step:,}", latest_loss(held, step), one_line(texts[step], MAX_CHARACTERS)]
+                for step in spaced_steps(list(texts))
             ],
         )
         for prompt, texts in by_prompt.items()
     ]
 
 
-def rungs(steps: Sequence[int], most: int = MOST_RUNGS) -> list[int]:
+def spaced_steps(steps: Sequence[int], most: int = MAX_SAMPLED_STEPS) -> list[int]:
     """At most so many of the steps, with the first and the last, those between evenly spread on a logarithmic scale."""
     steps = sorted(set(steps))
     if len(steps) <= most:
@@ -253,7 +253,7 @@ def rungs(steps: Sequence[int], most: int = MOST_RUNGS) -> list[int]:
     return sorted({steps[0], steps[-1], *near})
 
 
-def loss_then(held: Sequence[tuple[int, float]], step: int) -> str:
+def latest_loss(held: Sequence[tuple[int, float]], step: int) -> str:
     """The last held-out loss up to a step, with its own step where that is another."""
     before = [(at, loss) for at, loss in held if at <= step]
     if not before:
@@ -309,16 +309,16 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     if not charts:
         parts.append("Nothing was logged yet.")
     parts.append("## Symptoms and skipped steps")
-    parts.append("\n".join(f"- {escaped(trouble)}" for trouble in troubles(run)) or "None.")
-    if answers := run.answers[:MOST_ANSWERS]:
+    parts.append("\n".join(f"- {escaped(trouble)}" for trouble in problems(run)) or "None.")
+    if answers := run.answers[:MAX_ANSWERS]:
         parts.append("## Answers to held-out questions")
         cells = [[row.turns[-1], row.answer + ("" if row.ended else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
     parts.append("## How its text became coherent")
     parts.append(prompts_line(run, run.resolved.run.prompts) or "")
-    for ladder in ladders(run.samples, run.metrics):
-        parts.append(f"Sampled after: {escaped(ladder.prompt)}")
-        parts.append(fenced(ladder.table()))
+    for table in sample_tables(run.samples, run.metrics):
+        parts.append(f"Sampled after: {escaped(table.prompt)}")
+        parts.append(fenced(table.as_text()))
     if not run.samples:
         parts.append("No samples were saved.")
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -338,9 +338,9 @@ def as_text(run: Run) -> str:
         parts += [console_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
         parts.append(worse_line(run.heldout) or "")
         parts += notes(results)
-    lines = [evaluations(run) or "", *troubles(run)]
+    lines = [evaluations(run) or "", *problems(run)]
     parts.append("\n".join(line for line in lines if line))
-    parts += [f"{ladder.prompt} ▸\n{ladder.table()}" for ladder in ladders(run.samples, run.metrics)]
+    parts += [f"{table.prompt} ▸\n{table.as_text()}" for table in sample_tables(run.samples, run.metrics)]
     return "\n\n".join(part for part in parts if part)
 
 

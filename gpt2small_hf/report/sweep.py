@@ -224,7 +224,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
         if any(key[0] == recipe for key in [*finished, *stopped])
     ]
     return {
-        "noise": {"baseline": {name: six(sd) for name, sd in seed_noise(losses).items()}},
+        "noise": {"baseline": {name: round_loss(sd) for name, sd in seed_noise(losses).items()}},
         "recipes": sorted(rows, key=lambda row: place(row, rows)),
         "made_by": made_by([run.folder.heldout for run in finished.values()]).to_json(),
     }
@@ -268,15 +268,15 @@ def row_of(
     return {
         "recipe": recipe,
         "changes": changes,
-        "heldout_loss": six(mean),
+        "heldout_loss": round_loss(mean),
         "runs": [
-            {"init_seed": i, "seed": t, "loss": six(losses[r, i, t]), "difference": six(value)}
+            {"init_seed": i, "seed": t, "loss": round_loss(losses[r, i, t]), "difference": round_loss(value)}
             for (r, i, t), value in zip(finished, of_runs, strict=True)
         ],
         "stopped": [{"init_seed": i, "seed": t, "because": why} for (_, i, t), why in stopped.items()],
-        "difference": six(difference.value) if difference else None,
-        "standard_error": six(difference.standard_error) if difference else None,
-        "decided_above": six(difference.decided_above) if difference else None,
+        "difference": round_loss(difference.value) if difference else None,
+        "standard_error": round_loss(difference.standard_error) if difference else None,
+        "decided_above": round_loss(difference.decided_above) if difference else None,
         "verdict": "stopped" if stopped else difference.verdict if difference else None,
         "tokens_per_second": round(float(np.median(speeds))) if speeds else None,
         "parameters": next((run.n_parameters for run in finished.values()), None),
@@ -291,7 +291,7 @@ def what_changes(recipe: Path) -> str:
     return ""
 
 
-def six(value: float | None) -> float | None:
+def round_loss(value: float | None) -> float | None:
     """Rounded to the six decimals that losses are reported with."""
     return None if value is None else round(value, 6)
 

@@ -309,7 +309,7 @@ SECTIONS = {  # by a word of their headings
     "results": r"^## Evaluation",
     "baseline": r"^### .*baseline",
     "samples": r"^## Samples",
-    "ladder": r"^### Samples during training",
+    "samples over training": r"^### Samples during training",
     "data": r"^## Training data",
     "training": r"^## Training procedure",
     "intended": r"^## Intended use and limitations",
@@ -317,7 +317,7 @@ SECTIONS = {  # by a word of their headings
     "citation": r"^## Citation",
 }
 EVERYWHERE = {"use", "model", "intended", "license", "citation"}
-OF_RUN = {"samples", "ladder", "data", "training"}
+OF_RUN = {"samples", "samples over training", "data", "training"}
 
 
 @pytest.mark.parametrize(

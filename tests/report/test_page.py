@@ -12,7 +12,7 @@ from gpt2small_hf import GPT2SmallForCausalLM, cli
 from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import results_of, tables
-from gpt2small_hf.report.page import comparison_rows, ladders, loss_then, rungs, status, troubles
+from gpt2small_hf.report.page import comparison_rows, latest_loss, problems, sample_tables, spaced_steps, status
 from gpt2small_hf.report.tables import console_table, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
@@ -84,9 +84,9 @@ def test_the_page_shows_how_text_became_coherent(run, capsys):
 
 def test_without_samples_the_page_shows_what_the_finished_model_writes(run):
     run.samples.unlink(missing_ok=True)
-    (ladder,) = ladders(Run(run).samples, Run(run).metrics)
-    assert ladder.prompt == "Once the fox"
-    assert [line[0] for line in ladder.rows] == ["20"]
+    (table,) = sample_tables(Run(run).samples, Run(run).metrics)
+    assert table.prompt == "Once the fox"
+    assert [line[0] for line in table.rows] == ["20"]
 
 
 def test_nothing_a_model_or_a_user_wrote_is_markup(run, tmp_path):
@@ -156,7 +156,7 @@ def test_symptoms_and_skipped_steps_are_told(run):
     append_jsonl(run.metrics, symptom)
     for step, spikes in [(21, 2), (22, 5)]:
         append_jsonl(run.metrics, {"step": step, "loss": 3.0, "skipped_loss": 1, "skipped_spike": spikes})
-    told = troubles(Run(run))
+    told = problems(Run(run))
     assert told == [
         f"step 20, plateau: {symptom['says']}",
         "6 steps skipped (1 loss, 5 spike), logged at step 21 to 22",
@@ -224,22 +224,22 @@ def test_a_report_is_the_same_when_it_is_made_again(run):
 
 
 @given(steps=st.lists(st.integers(0, 10**6), min_size=1, max_size=60), most=st.integers(3, 9))
-def test_a_ladder_has_the_first_and_the_last_step_and_few_between(steps, most):
-    chosen = rungs(steps, most)
+def test_spaced_steps_include_the_first_and_the_last(steps, most):
+    chosen = spaced_steps(steps, most)
     assert chosen == sorted(set(chosen) & set(steps))
     assert len(chosen) <= most
     assert (chosen[0], chosen[-1]) == (min(steps), max(steps))
 
 
-def test_a_ladder_is_even_on_a_logarithmic_scale():
-    assert rungs(range(0, 100_001, 1000)) == [0, 1000, 2000, 5000, 10_000, 22_000, 46_000, 100_000]
-    assert rungs([5, 3, 3]) == [3, 5]
+def test_spaced_steps_are_even_on_a_logarithmic_scale():
+    assert spaced_steps(range(0, 100_001, 1000)) == [0, 1000, 2000, 5000, 10_000, 22_000, 46_000, 100_000]
+    assert spaced_steps([5, 3, 3]) == [3, 5]
 
 
 def test_the_loss_beside_a_sample_is_the_last_one_measured_before_it():
     held = [(0, 6.9357), (100, 5.5)]
-    assert [loss_then(held, step) for step in (0, 60, 100, 250)] == ["6.936", "–", "5.500", "5.500 at 100"]
-    assert loss_then([], 10) == "–"
+    assert [latest_loss(held, step) for step in (0, 60, 100, 250)] == ["6.936", "–", "5.500", "5.500 at 100"]
+    assert latest_loss([], 10) == "–"
 
 
 def test_a_run_by_epochs_does_not_say_of_how_many_steps(run):

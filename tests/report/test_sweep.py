@@ -151,7 +151,7 @@ def write_run(run: RunFolder, loss: float, *, fingerprint: str = "f" * 64, rows:
 
 
 @pytest.fixture
-def ladder(tmp_path):
+def sweep(tmp_path):
     """A sweep's folder with runs of five recipes, and the recipes: one was stopped, one was not run yet."""
     recipes = {}
     for name in ("baseline", "good", "good-i1", "bad", "burst", "later"):
@@ -171,8 +171,8 @@ def ladder(tmp_path):
     return folder, recipes
 
 
-def test_the_report_is_made_of_files_and_says_what_is_larger_than_noise(ladder):
-    folder, recipes = ladder
+def test_the_report_is_made_of_files_and_says_what_is_larger_than_noise(sweep):
+    folder, recipes = sweep
     shown = write_report(folder, recipes)
     results = read_json(folder.results)
     rows = {row["recipe"]: row for row in results["recipes"]}
@@ -201,8 +201,8 @@ def test_the_report_is_made_of_files_and_says_what_is_larger_than_noise(ladder):
     assert "burst, seeds 2 and 2, was stopped: 20 bad steps in a row." in shown
 
 
-def test_half_way_there_is_a_table_of_what_there_is(ladder):
-    folder, recipes = ladder
+def test_half_way_there_is_a_table_of_what_there_is(sweep):
+    folder, recipes = sweep
     assert "no run has ended yet" in write_report(SweepFolder(folder.root / "none"), recipes)
     for _, i, t in GRID[1:]:
         folder.run("baseline", i, t).heldout.unlink()
@@ -212,8 +212,8 @@ def test_half_way_there_is_a_table_of_what_there_is(ladder):
     assert "The baseline has not been run" in write_report(folder, recipes)
 
 
-def test_runs_on_other_rows_are_not_compared(ladder):
-    folder, recipes = ladder
+def test_runs_on_other_rows_are_not_compared(sweep):
+    folder, recipes = sweep
     write_run(folder.run("good", 2, 2), 3.0, rows=11)
     with pytest.raises(
         UsageError, match=r"good-i2-t2 and .*baseline-i1-t1 were not measured on the same held-out rows"
@@ -224,8 +224,8 @@ def test_runs_on_other_rows_are_not_compared(ladder):
         summarise(folder, recipes)
 
 
-def test_the_runs_of_a_recipe_are_not_those_of_one_whose_name_begins_alike(ladder):
-    folder, _ = ladder
+def test_the_runs_of_a_recipe_are_not_those_of_one_whose_name_begins_alike(sweep):
+    folder, _ = sweep
     assert list(folder.runs("good")) == [(1, 1), (2, 2)]
     assert folder.runs("good-i1")[2, 2].root.name == "good-i1-i2-t2"
 
@@ -243,8 +243,8 @@ def test_a_run_is_stopped_if_its_last_attempt_was_and_not_by_a_full_disk(tmp_pat
         assert stopped_because(log) is None
 
 
-def test_the_chart_has_a_dot_for_each_run_and_bears_any_result(ladder):
-    folder, recipes = ladder
+def test_the_chart_has_a_dot_for_each_run_and_bears_any_result(sweep):
+    folder, recipes = sweep
     results = summarise(folder, recipes)
     axes = draw(results).axes[0]
     n_dots = sum(
