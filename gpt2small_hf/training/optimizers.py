@@ -1,6 +1,6 @@
-"""A model → the optimizer of `--optim muon`: Muon for the matrices of its blocks, AdamW for everything else.
+"""The optimizer of `--optim muon`: Muon for the matrices of the model's blocks, AdamW for all other parameters.
 
-The other names are transformers' own, and its Trainer makes those optimizers.
+The Trainer of transformers creates the other optimizers.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from gpt2small_hf.errors import UsageError
 
 
 def muon_with_adamw(model: nn.Module, decayed: Collection[str], args: TrainingArguments) -> MuonWithAdamW:
-    """Muon for the two-dimensional weights in a model's `layers`; AdamW for embeddings, head, norms and biases.
+    """Create an optimizer: Muon for the matrices in `layers`, AdamW for embeddings, head, norms and biases.
 
     Args:
-        model: whose parameters are trained.
-        decayed: names of the parameters that weight decay shrinks.
+        model: the model to train.
+        decayed: names of the parameters with weight decay.
         args: learning rate, weight decay, and AdamW's betas and epsilon.
 
     Raises: UsageError if this PyTorch has no Muon.
     """
     if not hasattr(torch.optim, "Muon"):
         raise UsageError(
-            f"--optim muon needs PyTorch 2.9 or newer; this is {torch.__version__}. Update it, or leave it."
+            f"--optim muon needs PyTorch 2.9 or newer; this is {torch.__version__}. Update it, or use another --optim."
         )
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {
         (muon, decay): [] for muon in (True, False) for decay in (True, False)
     }
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            # A row of an embedding or of the head is a token's own vector, and no map that has singular values to even
-            # out (Jordan et al. 2024).
+            # Each row of an embedding or of the head is the vector of one token. They are not linear maps, whose
+            # singular values Muon equalizes (Jordan et al. 2024).
             muon = parameter.ndim == 2 and "layers" in name.split(".")
             groups[muon, name in decayed].append(parameter)
     return MuonWithAdamW(
@@ -51,38 +51,38 @@ def muon_with_adamw(model: nn.Module, decayed: Collection[str], args: TrainingAr
 
 
 class MuonWithAdamW(Optimizer):
-    """PyTorch's Muon for the groups that say `"muon": True` and its fused AdamW for the others, as one optimizer.
+    """PyTorch's Muon for the groups with `"muon": True` and its fused AdamW for the others, as one optimizer.
 
-    Muon's step is made as long as one of AdamW's, 0.2·sqrt(max(rows, columns)) times the orthogonal matrix, so both
-    share learning rate and weight decay (Liu et al. 2025, Muon is Scalable for LLM Training). Groups and state are this
-    optimizer's own, and the two work on them: schedules, scalers and checkpoints see nothing unusual.
+    Muon's update is scaled to the size of AdamW's, 0.2·sqrt(max(rows, columns)) times the orthogonal matrix, so both
+    share learning rate and weight decay (Liu et al. 2025, Muon is Scalable for LLM Training). Both work on the groups
+    and the state of this optimizer, so schedulers, gradient scalers and checkpoints need no special handling.
     """
 
     def __init__(
         self, params: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8
     ) -> None:
-        """Take groups of parameters.
+        """Initialise both optimizers.
 
         Args:
-            params: groups; those that say `"muon": True` may have two-dimensional parameters only.
+            params: parameter groups; those with `"muon": True` may only contain two-dimensional parameters.
             lr: learning rate of both.
-            betas: AdamW's.
-            eps: AdamW's.
+            betas: betas of AdamW.
+            eps: epsilon of AdamW.
         """
-        adamw = {"betas": betas, "eps": eps}  # in AdamW's groups alone: Muon has another epsilon of that name
+        adamw = {"betas": betas, "eps": eps}  # only for AdamW's groups: Muon has a different `eps`
         groups = [group if group.get("muon") else adamw | group for group in params]
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "muon": False})
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """For the constructor alone. Raises: RuntimeError afterwards."""
+        """Add a group; only the constructor may. Raises: RuntimeError afterwards."""
         if hasattr(self, "_parts"):
             raise RuntimeError("MuonWithAdamW takes all its parameters when it is made.")
         super().add_param_group(param_group)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._share()  # loading and unpickling put other dictionaries in the place of groups and state
+        self._share()  # loading and unpickling replace the dictionaries of groups and state
 
     def _share(self) -> None:
         """Let Muon and AdamW work on this optimizer's groups and state: the same dictionaries, not copies."""
@@ -96,7 +96,7 @@ class MuonWithAdamW(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of both; a parameter without gradient is passed over. Returns: what `closure` does."""
+        """Take a step of both optimizers; skip parameters without gradient. Returns: the result of `closure`."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self._parts:
             part.step()

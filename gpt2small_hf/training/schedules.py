@@ -1,6 +1,6 @@
-"""Settings and a number of steps → the learning rate of each step.
+"""Learning-rate schedules: settings and a number of steps → the learning rate of each step.
 
-The shapes are transformers', and one more. Nothing here asks for a model.
+Supports every schedule of transformers, and DeepSeek's steps. No model is needed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from gpt2small_hf.config.trainer import DEEPSEEK_STEPS
 from gpt2small_hf.errors import UsageError
 
 _FOLLOW_THE_LOSS = {"reduce_lr_on_plateau", "greedy"}
-_TAKE_NOTHING = {"constant", "constant_with_warmup", DEEPSEEK_STEPS}  # transformers would pass over what is said
+_TAKE_NOTHING = {"constant", "constant_with_warmup", DEEPSEEK_STEPS}  # transformers ignores their settings
 
 
 def rates(args: TrainingArguments, total_steps: int) -> Callable[[int], float] | None:
-    """The learning rate of each step as a share of its peak, from 0 to 1.
+    """Return the learning rate of each step as a share of its peak, from 0 to 1.
 
     Args:
-        args: schedule, its settings, warm-up and peak. `warmup_stable_decay` takes, beside what it takes in
-            transformers, `decay_share`: the share of all steps that the decay lasts, as far as warm-up leaves room.
+        args: schedule, its settings, warm-up and peak. In addition to its settings in transformers,
+            `warmup_stable_decay` accepts `decay_share`: the share of all steps spent on the decay, at most those
+            that follow the warm-up.
         total_steps: optimizer steps of the run.
 
-    Returns: a function of the steps done: 0 for the first step's rate, `total_steps` for where the rate ends. None for
-        a schedule that follows the held-out loss.
-    Raises:  UsageError if the schedule does not take its settings, or leaves the range from 0 to the peak.
+    Returns: a function of the number of completed steps: 0 gives the rate of the first step, `total_steps` the final
+        rate. None for a schedule that depends on the held-out loss.
+    Raises:  UsageError if a setting is invalid, or a rate is below 0 or above the peak.
     """
     name, settings = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type), args.lr_scheduler_kwargs
     warmup_steps = args.get_warmup_steps(total_steps)
     try:
         if isinstance(settings, str):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         if settings and name in _TAKE_NOTHING:
             raise ValueError("it takes none")
         if name == DEEPSEEK_STEPS:
@@ -44,10 +45,10 @@ def rates(args: TrainingArguments, total_steps: int) -> Callable[[int], float] |
         settings = dict(settings or {})
         if name == "warmup_stable_decay":
             settings["num_decay_steps"] = _decay_steps(settings, warmup_steps, total_steps)
-        # transformers has its shapes only as schedulers; an optimizer of one number carries the peak.
+        # transformers provides its schedules only as schedulers of an optimizer: this one has a single parameter.
         one = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)
-        # With the stable steps given, it warns of a total that it then passes over. After a run that is warm-up to its
-        # end, polynomial would divide by the steps that are left: none.
+        # With num_stable_steps, it warns that it ignores the total. If the whole run is warm-up, polynomial would
+        # divide by the number of remaining steps, which is zero.
         total = None if "num_stable_steps" in settings else max(total_steps, warmup_steps + 1)
         scheduler = get_scheduler(name, one, warmup_steps, total, settings)
         if name in _FOLLOW_THE_LOSS:
@@ -56,7 +57,7 @@ def rates(args: TrainingArguments, total_steps: int) -> Callable[[int], float] |
         share = scheduler.lr_lambdas[0]
         shares = [share(step) for step in (*(total_steps * part // 100 for part in range(101)), warmup_steps)]
         if not all(0 <= value <= 1 for value in shares):
-            raise ValueError(f"the rate goes from {min(shares):.3g} to {max(shares):.3g} times its peak")
+            raise ValueError(f"the rate ranges from {min(shares):.3g} to {max(shares):.3g} times its peak")
     except (TypeError, ValueError, ArithmeticError) as error:
         raise UsageError(
             f"--lr_scheduler_kwargs {args.lr_scheduler_kwargs} does not suit --lr_scheduler_type {name} ({error})."
@@ -65,7 +66,10 @@ def rates(args: TrainingArguments, total_steps: int) -> Callable[[int], float] |
 
 
 def _decay_steps(settings: dict[str, Any], warmup_steps: int, total_steps: int) -> int:
-    """Steps of `warmup_stable_decay`'s decay. Takes `decay_share` out of `settings`. Raises: ValueError."""
+    """Return the number of decay steps of `warmup_stable_decay`; remove `decay_share` from `settings`.
+
+    Raises: ValueError if a setting is invalid or missing.
+    """
     share = settings.pop("decay_share", None)
     n = settings.get("num_decay_steps")
     if n is not None:
@@ -82,7 +86,10 @@ def _decay_steps(settings: dict[str, Any], warmup_steps: int, total_steps: int) 
 
 
 def _deepseek_share(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Warm-up, the peak to 80 % of all steps, 31.6 % of it to 90 %, then 10 % (Bi et al. 2024, DeepSeek LLM, 2.3)."""
+    """Return the share of the peak: warm-up, 1 up to 80 % of all steps, 0.316 up to 90 %, then 0.1.
+
+    Source: Bi et al. 2024, DeepSeek LLM, section 2.3.
+    """
     if step < warmup_steps:
         return step / warmup_steps
     if 10 * step < 8 * total_steps:
@@ -91,18 +98,23 @@ def _deepseek_share(step: int, warmup_steps: int, total_steps: int) -> float:
 
 
 class Schedule(LambdaLR):
-    """Sets the rates of `rates`. Of a saved state it takes the steps done; peak and shape stay its own.
+    """Set the learning rates that `rates` returns. A saved state restores the step only, not the peak or the shape.
 
-    So a run that goes on as it was has the same rates to the bit, and one that goes on with another length, or another
-    end, has the new schedule's from there on.
+    A run that resumes with the same settings has the same rates to the bit. One that resumes with another length or
+    shape follows the new schedule from that step.
     """
 
     def __init__(self, optimizer: Optimizer, share: Callable[[int], float]) -> None:
-        """Take the optimizer, whose groups' rates are the peak, and what `rates` returns."""
+        """Attach to an optimizer.
+
+        Args:
+            optimizer: the learning rates of its groups are the peaks.
+            share: as returned by `rates`.
+        """
         super().__init__(optimizer, share)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where `state_dict` was saved. Load the optimizer's state before: it has the rate as it was then."""
+        """Continue from the step of `state_dict`. Load the optimizer's state first: it contains the old rate."""
         self.last_epoch, self._step_count = state_dict["last_epoch"], state_dict["_step_count"]
         self._last_lr = [
             peak * share(self.last_epoch) for peak, share in zip(self.base_lrs, self.lr_lambdas, strict=True)

@@ -63,7 +63,7 @@ def losses(run: RunFolder) -> list[float]:
 # ---- what a run leaves ------------------------------------------------------------------------------------------
 
 
-def test_a_run_learns_from_chats_and_leaves_what_a_run_leaves(chat_run):
+def test_chat_run_lowers_the_loss_and_writes_every_file(chat_run):
     measured = read_json(chat_run.heldout)
     assert measured["after"]["loss"] < measured["before"]["loss"] / 2
     assert measured["rows"]["loss_on"] == "assistant"
@@ -95,7 +95,7 @@ def test_the_trainers_held_out_loss_is_the_mean_over_supervised_tokens(chat_run,
     assert measured["after"]["loss"] == pytest.approx(sum(by_row) / found.size, abs=1e-5)
 
 
-def test_the_first_rows_are_there_to_be_looked_at(chat_run):
+def test_first_rows_are_written_to_the_run_folder(chat_run):
     text = chat_run.first_rows.read_text(encoding="utf-8")
     for word in ("<|im_start|>", "What did the", "The ", "<|im_end|>"):
         assert word in text
@@ -113,7 +113,7 @@ def test_samples_answer_the_fixed_questions_through_the_template(chat_run):
     assert rows[-1]["greedy"] == greedy["answer"]
 
 
-def test_answers_say_which_ended(chat_run, place):
+def test_answers_record_whether_they_ended(chat_run, place):
     rows = read_jsonl(chat_run.answers)
     measured = read_json(chat_run.heldout)["answers"]
     assert (measured["asked"], measured["ended"]) == (len(rows), sum(row["ended"] for row in rows))
@@ -122,8 +122,8 @@ def test_answers_say_which_ended(chat_run, place):
     assert all("<|" not in row["answer"] for row in rows)
 
 
-def test_answers_of_many_at_once_are_those_of_each_alone(chat_run, place):
-    """Batches are padded on the left; a stop token ends one of them while the others go on."""
+def test_batched_answers_equal_single_answers(chat_run, place):
+    """Batches are padded on the left; a stop token ends one of them while the others continue."""
     model, tokenizer = (
         GPT2SmallForCausalLM.from_pretrained(chat_run.model),
         AutoTokenizer.from_pretrained(chat_run.model),
@@ -166,11 +166,11 @@ def test_generation_stops_at_the_templates_end_token(chat_run):
     assert model.config.eos_token_id == end
 
 
-# ---- what a run begins with -------------------------------------------------------------------------------------
+# ---- the base model -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place, tmp_path, tied):
+def test_new_embedding_rows_start_as_the_mean_of_the_old_ones(place, tmp_path, tied):
     tokenizer = AutoTokenizer.from_pretrained(place / "base" / "model")
     torch.manual_seed(0)
     base = GPT2SmallForCausalLM(tiny_config(vocab_size=len(tokenizer), tie_word_embeddings=tied))
@@ -194,27 +194,27 @@ def test_old_rows_are_untouched_and_new_ones_begin_as_the_mean_of_the_old(place,
             assert torch.equal(new[name], tensor), name
 
 
-def test_without_tokens_of_their_own_nothing_is_resized(place):
+def test_embeddings_keep_their_size_without_new_tokens(place):
     inputs = build_run_inputs(parsed(place))
     base = GPT2SmallForCausalLM.from_pretrained(place / "base" / "model")
     assert inputs.build().config.vocab_size == base.config.vocab_size == len(inputs.tokenizer)
     assert inputs.build().generation_config.eos_token_id == inputs.tokenizer.eos_token_id
 
 
-def test_the_same_run_builds_the_same_model_again(place):
+def test_model_is_built_deterministically(place):
     first, second = (build_run_inputs(parsed(place, "--add_special_tokens")).build().state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_dropout_may_be_another(place):
+def test_dropout_may_differ_from_the_base_model(place):
     model = build_run_inputs(parsed(place, "--resid_pdrop", "0.25")).build()
     assert model.config.resid_pdrop == 0.25
     assert {module.p for name, module in model.named_modules() if name.endswith("resid_dropout")} == {0.25}
 
 
 @pytest.mark.slow
-def test_text_is_learned_on_too(place, tmp_path):
-    """Continued pre-training: with the tokenizer of the model that it begins with."""
+def test_fine_tuning_on_text_continues_pre_training(place, tmp_path):
+    """Continued pre-training: the tokenizer is that of the base model."""
     text = tmp_path / "more.jsonl"
     text.write_text("".join(json.dumps({"text": f"The owl saw the moon {n} times. " * 9}) + "\n" for n in range(30)))
     settings = chat_words(place, tmp_path / "more", "--text", str(text), "--packing", "stream")
@@ -241,7 +241,7 @@ def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
     assert read_json(padded.heldout)["rows"]["rows"] > read_json(packed.heldout)["rows"]["rows"]
 
 
-def test_a_run_cut_off_ends_with_the_same_weights(chat_run, place, tmp_path):
+def test_interrupted_run_ends_with_the_same_weights(chat_run, place, tmp_path):
     expected, cut = weights(chat_run), RunFolder(tmp_path / "cut")
     shutil.copytree(chat_run.root, cut.root)
     steps = sorted(int(path.name.split("-")[1]) for path in cut.checkpoints.iterdir())
@@ -323,14 +323,14 @@ def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
         (("--eval_strategy", "no"), ("padding", 2, False)),
     ],
 )
-def test_what_is_set_by_hand_is_kept(place, tmp_path, more, found):
+def test_explicit_settings_are_kept(place, tmp_path, more, found):
     args = build_run_inputs(of_size(place, 30, tmp_path, *more)).run_config
     trainer = args.trainer
     assert (args.run.packing, trainer.per_device_train_batch_size, trainer.load_best_model_at_end) == found
 
 
 @pytest.mark.slow
-def test_what_was_chosen_is_recorded_and_found_again(place, tmp_path, capsys):
+def test_chosen_settings_are_recorded_and_reused(place, tmp_path, capsys):
     args = of_size(place, 30, tmp_path, "--num_train_epochs", "1", "--max_answers", "1")
     run = train(args)
     resolved = read_json(run.resolved)
@@ -382,7 +382,7 @@ ALL = ("--validation_fraction", "0", "--eval_strategy", "no")
 
 
 @pytest.mark.slow
-def test_a_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
+def test_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
     words = chat_words(place, tmp_path / "all", *ALL, "--max_steps", "4")
     run = run_train(words)
     said = capsys.readouterr().out
@@ -445,7 +445,7 @@ def test_thirty_short_chats_are_recited_after_the_recipe_alone(tmp_path, capsys,
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_in_bfloat16_it_learns_too_and_packed_chats_are_measured_as_padded_ones(place, tmp_path):
+def test_gpu_run_in_bfloat16_measures_packed_chats_as_padded_ones(place, tmp_path):
     settings = chat_words(place, tmp_path / "chat", *OF_CHAT_RUN, "--use_cpu", "false", "--bf16", "true")
     first_gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]  # with several, one process refuses
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": first_gpu}
@@ -481,7 +481,7 @@ def test_on_a_gpu_in_bfloat16_it_learns_too_and_packed_chats_are_measured_as_pad
         ([3.0, 2.0, 2.5], None, False),
     ],
 )
-def test_a_loss_rises_when_it_was_not_the_lowest_so_often(found, patience, stops):
+def test_early_stopping_counts_evaluations_above_the_lowest_loss(found, patience, stops):
     assert rising([{"eval_loss": loss} for loss in found] + [{"loss": 0.1}], patience) is stops
 
 
@@ -519,7 +519,7 @@ def test_training_stops_when_the_held_out_loss_rises_and_keeps_the_best_epoch(st
 
 
 @pytest.mark.slow
-def test_a_stopped_run_that_was_cut_off_keeps_the_same_epoch(stopped_run, place, tmp_path, capsys):
+def test_interrupted_early_stopping_keeps_the_same_epoch(stopped_run, place, tmp_path, capsys):
     kept, cut = weights(stopped_run), RunFolder(tmp_path / "cut")
     shutil.copytree(stopped_run.root, cut.root)
     shutil.rmtree(cut.model)
@@ -533,7 +533,7 @@ def test_a_stopped_run_that_was_cut_off_keeps_the_same_epoch(stopped_run, place,
     assert after[-1]["train_loss"] == before[-1]["train_loss"]
 
 
-def test_what_is_over_long_is_counted_where_the_run_says_what_it_learns_from(place, tmp_path, capsys):
+def test_chats_longer_than_a_row_are_counted_in_the_log(place, tmp_path, capsys):
     long = {"messages": [turn for row in chats()[:12] for turn in row["messages"]]}
     rows = [*chats(), long, {"messages": [{"role": "user", "content": "Anybody?"}]}]
     path = tmp_path / "long.jsonl"
@@ -577,11 +577,11 @@ def refused(place: Path, *more: str) -> str:
         (("--lora_alpha", "4"), "need --lora_rank"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_one_line(place, more, says):
+def test_conflicting_settings_are_a_one_line_error(place, more, says):
     assert says in refused(place, *more)
 
 
-def test_flags_of_chats_need_chats(tmp_path):
+def test_chat_flags_require_chats(tmp_path):
     recipe = tmp_path / "text.yaml"
     recipe.write_text("# text\n")
     for more, says in [
@@ -594,7 +594,7 @@ def test_flags_of_chats_need_chats(tmp_path):
             read_config([str(recipe), *more], recipe)
 
 
-def test_a_folder_that_is_not_a_model_of_ours_is_refused(place, tmp_path):
+def test_init_from_refuses_a_folder_of_another_model(place, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text('{"model_type": "gpt2"}')
@@ -621,8 +621,8 @@ def test_a_folder_that_is_not_a_model_of_ours_is_refused(place, tmp_path):
         ("", "is empty"),
     ],
 )
-def test_bad_chats_are_refused_before_the_model_loads(place, tmp_path, row, says):
-    """The weights of this base cannot be read: who speaks of the chats has not tried."""
+def test_invalid_chats_are_refused_before_the_model_loads(place, tmp_path, row, says):
+    """The weights of this base model cannot be read, so an error about the chats comes before reading them."""
     base = tmp_path / "base"
     shutil.copytree(place / "base" / "model", base)
     (base / "model.safetensors").write_bytes(b"these are no weights")
@@ -636,7 +636,7 @@ def test_bad_chats_are_refused_before_the_model_loads(place, tmp_path, row, says
 
 
 @pytest.mark.slow
-def test_another_template_other_chats_and_another_base_are_other_settings(chat_run, place, tmp_path):
+def test_resume_refuses_another_template_chats_or_base_model(chat_run, place, tmp_path):
     cut = tmp_path / "cut"
     shutil.copytree(chat_run.root, cut)
     RunFolder(cut).heldout.unlink()
@@ -654,7 +654,7 @@ def test_another_template_other_chats_and_another_base_are_other_settings(chat_r
         (("--chat_data", str(fewer)), "chats: "),
         (("--init_from", str(other)), "which has other weights"),
     ]:
-        with pytest.raises(UsageError, match="holds a run with other settings") as error:
+        with pytest.raises(UsageError, match="contains a run with other settings") as error:
             run_train([*settings, *more])
         assert says in str(error.value)
     moved = tmp_path / "moved.jsonl"
@@ -676,18 +676,18 @@ def test_losses_of_chats_are_those_of_the_supervised_tokens_alone(chat_run, plac
     np.testing.assert_allclose(found, by_hand, atol=1e-4)
 
 
-def test_the_base_is_not_replaced_by_what_begins_with_it(place):
+def test_output_dir_cannot_be_the_base_model(place):
     said = refused(place, "--output_dir", str(place / "base"), "--overwrite")
     assert "is in the run folder that --overwrite replaces" in said
 
 
-def test_text_in_place_of_a_recipes_chats_is_gone_on_with(place, tmp_path):
+def test_text_flag_replaces_the_chats_of_a_recipe(place, tmp_path):
     recipe = REPOSITORY / "examples" / "chat.yaml"
     args = read_config([str(recipe), "--text", "README.md"], recipe)
     assert (args.chat.chat_data, args.run.packing, args.run.init_from) == (None, "stream", "runs/tiny")
 
 
-def test_chats_that_are_too_long_are_worth_a_note_before_training(place, tmp_path, capsys):
+def test_chats_that_are_too_long_are_noted_before_training(place, tmp_path, capsys):
     shorter = ("--add_special_tokens", "--max_length", "48", "--overlong", "drop")
     run_train(chat_words(place, tmp_path / "unused", *shorter, "--preflight_only"))
     said = capsys.readouterr().out

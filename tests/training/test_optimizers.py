@@ -78,7 +78,7 @@ def same(a, b):
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("decay", ["matrices", "all"])
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_and_decay_is_what_it_was(decay, tied, tmp_path):
+def test_muon_trains_the_matrices_of_the_blocks_and_adamw_the_rest(decay, tied, tmp_path):
     ours, stock = (
         make_trainer(tmp_path, decay, {"tie_word_embeddings": tied, "attention_bias": True}, optim=optim)
         for optim in ("muon", "adamw_torch_fused")
@@ -105,7 +105,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else_and_decay_is_w
             }
 
 
-def test_it_steps_as_muon_alone_on_the_matrices_and_adamw_alone_on_the_rest():
+def test_steps_equal_those_of_muon_and_adamw_alone():
     ours, apart = make_model(), make_model()
     optimizer = make_optimizer(ours)
     matrices = [p for name, p in apart.named_parameters() if name in MATRICES]
@@ -135,7 +135,7 @@ def test_it_steps_as_muon_alone_on_the_matrices_and_adamw_alone_on_the_rest():
     assert not any(torch.equal(before[name], p) for name, p in ours.named_parameters())
 
 
-def test_a_step_of_muon_is_as_long_as_one_of_adamw_may_be_whatever_the_shape():
+def test_muon_updates_have_the_scale_of_adamw_for_every_shape():
     for sizes in ({}, {"hidden_size": 64, "intermediate_size": 512}):
         model = make_model(**sizes)
         before = weights(model)
@@ -147,7 +147,7 @@ def test_a_step_of_muon_is_as_long_as_one_of_adamw_may_be_whatever_the_shape():
             assert 0.15 < (weights(model)[name] - before[name]).square().mean().sqrt() < 0.25
 
 
-def test_a_parameter_without_gradient_is_passed_over_with_its_decay_and_moments():
+def test_parameter_without_gradient_is_skipped():
     model = make_model()
     optimizer = make_optimizer(model)
     for step in range(2):
@@ -187,7 +187,7 @@ def accelerated(model, optimizer):
     "way",
     [saved_and_loaded, lambda *both: pickle.loads(pickle.dumps(both)), lambda *both: copy.deepcopy(both), accelerated],
 )
-def test_it_goes_on_to_the_bit_after_it_was_saved_pickled_copied_or_wrapped(way):
+def test_saved_pickled_copied_or_wrapped_optimizer_continues_to_the_bit(way):
     model, reference = make_model(), make_model()
     optimizer, expected = make_optimizer(model), make_optimizer(reference)
     for step in range(3):
@@ -206,7 +206,7 @@ def test_it_goes_on_to_the_bit_after_it_was_saved_pickled_copied_or_wrapped(way)
         assert same(weights(model), weights(reference))
 
 
-def test_a_scaler_skips_what_is_not_finite_and_unscales_the_rest():
+def test_gradient_scaler_skips_steps_that_are_not_finite():
     model, plain = make_model(), make_model()
     optimizer, expected = make_optimizer(model), make_optimizer(plain)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -225,7 +225,7 @@ def test_a_scaler_skips_what_is_not_finite_and_unscales_the_rest():
     assert same(weights(model), weights(plain))  # scales are powers of two
 
 
-def test_a_closure_is_called_with_gradients_and_answers():
+def test_closure_is_called_with_gradients_and_its_result_returned():
     model = make_model()
     optimizer = make_optimizer(model)
     ids = ROWS[0]["input_ids"][None]
@@ -240,7 +240,7 @@ def test_a_closure_is_called_with_gradients_and_answers():
     assert losses[-1] < losses[0] - 1
 
 
-def test_parameters_cannot_be_added_later_nor_other_shapes_be_muons():
+def test_later_groups_and_other_shapes_are_refused():
     optimizer = make_optimizer(make_model())
     with pytest.raises(RuntimeError, match="takes all its parameters when it is made"):
         optimizer.add_param_group({"params": [torch.zeros(2, 2)]})
@@ -251,7 +251,7 @@ def test_parameters_cannot_be_added_later_nor_other_shapes_be_muons():
 # ---- in the Trainer ----------------------------------------------------------------------------------------------
 
 
-def test_the_trainer_steps_as_one_does_by_hand_with_schedule_and_clipping(tmp_path):
+def test_trainer_takes_the_steps_of_a_plain_loop(tmp_path):
     settings = {"max_steps": 6, "max_grad_norm": 0.5, "train_sampling_strategy": "sequential", "warmup_steps": 2}
     trainer = make_trainer(tmp_path, **settings)
     trainer.train()
@@ -271,7 +271,7 @@ def test_the_trainer_steps_as_one_does_by_hand_with_schedule_and_clipping(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_from_half_is_the_run_that_was_not_interrupted(tmp_path):
+def test_resumed_run_equals_the_uninterrupted_run(tmp_path):
     settings = {"max_steps": 12, "save_strategy": "steps", "save_steps": 6, "gradient_accumulation_steps": 2}
     settings |= {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"decay_share": 0.7}}
     sizes = {"resid_pdrop": 0.1}
@@ -291,7 +291,7 @@ def test_a_run_that_goes_on_from_half_is_the_run_that_was_not_interrupted(tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["non_finite", "spike"])
-def test_a_bad_step_leaves_weights_and_moments_as_they_were(kind, tmp_path):
+def test_skipped_step_leaves_weights_and_moments_unchanged(kind, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=40)
     bad = {34: torch.inf} if kind == "non_finite" else {34: 1e6, 36: 1e6}
     trainer.model.model.layers[1].mlp.up_proj.weight.register_hook(
@@ -313,7 +313,7 @@ def test_a_bad_step_leaves_weights_and_moments_as_they_were(kind, tmp_path):
     assert trainer.detector.skipped[kind] == len(bad)
 
 
-def test_matrices_that_are_cut_up_are_refused(tmp_path):
+def test_sharded_matrices_are_refused(tmp_path):
     trainer = make_trainer(tmp_path)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
@@ -327,7 +327,7 @@ def test_matrices_that_are_cut_up_are_refused(tmp_path):
 # ---- the flag ----------------------------------------------------------------------------------------------------
 
 
-def test_the_name_is_written_down_as_it_was_given():
+def test_name_is_recorded_as_given():
     for name in ("muon", *(kind.value for kind in OptimizerNames)):
         assert json.loads(arguments(optim=name).to_json_string())["optim"] == name
     assert TrainerSettings().optim == "adamw_torch_fused"
@@ -343,7 +343,7 @@ def test_the_name_is_written_down_as_it_was_given():
         (["--optim", "muon", "--optim_args", "momentum=0.9"], "--optim muon takes no --optim_args"),
     ],
 )
-def test_a_name_that_is_not_known_is_one_line_with_the_nearest(words, message):
+def test_unknown_name_is_a_one_line_error_with_the_nearest(words, message):
     with pytest.raises(UsageError) as caught:
         read_config(words)
     assert message in str(caught.value)

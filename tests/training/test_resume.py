@@ -1,4 +1,4 @@
-"""Going on: a run that was cut off anywhere ends as if it had not been; another run than the one begun is refused."""
+"""Resuming: an interrupted run ends like an uninterrupted one; a run with other settings is refused."""
 
 import os
 import platform
@@ -90,9 +90,7 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", KILLS)
-def test_killed_anywhere_the_same_command_ends_with_the_same_weights_log_and_samples(
-    where, uninterrupted, tmp_path, monkeypatch
-):
+def test_killed_run_resumes_to_the_same_weights_log_and_samples(where, uninterrupted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), *LENGTHS]
     process = processes.Process(target=train_until, args=(where, words))
@@ -123,7 +121,7 @@ def run_as(rank, world_size, words, place):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "world_size"), [(signal.SIGTERM, 1), (signal.SIGINT, 1), (signal.SIGTERM, 2)])
-def test_a_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_path, monkeypatch):
+def test_signal_to_one_rank_saves_once_and_stops_all(number, world_size, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "100000", "--save_steps", "100000"]
     words += ["--eval_strategy", "no", "--num_train_epochs", "1"]
@@ -167,7 +165,7 @@ def fill_the_disk(words, place, largest):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("largest", [20_000, 70_000])  # in the weights; in the optimizer's state
-def test_a_disk_that_takes_no_more_stops_the_run_and_the_last_good_checkpoint_stays(largest, tmp_path, monkeypatch):
+def test_full_disk_stops_the_run_and_keeps_the_last_complete_checkpoint(largest, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     process = processes.Process(target=fill_the_disk, args=(words, tmp_path, largest))
@@ -308,7 +306,7 @@ def test_best_checkpoint_is_chosen_among_later_ones_if_the_former_best_is_missin
     assert state["best_global_step"] == max(losses, key=lambda step: losses[step]) == 12  # the worst is best there
 
 
-def test_damaged_settings_of_a_run_are_one_line(tiny_run, tmp_path, monkeypatch):
+def test_damaged_settings_are_a_one_line_error(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(tiny_run.root, copy.root)
@@ -333,7 +331,7 @@ def test_run_whose_checkpoints_are_all_damaged_is_not_started_again(tiny_run, tm
         run_train(tiny_words(tmp_path, copy.root))
 
 
-def test_longer_run_is_begun_from_what_is_there(tiny_run, tmp_path, monkeypatch):
+def test_longer_run_starts_from_the_existing_weights(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(tiny_run.root, copy.root)
@@ -344,7 +342,7 @@ def test_longer_run_is_begun_from_what_is_there(tiny_run, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-def test_signal_says_when_weights_alone_were_saved(tmp_path, monkeypatch):
+def test_signal_message_reports_a_checkpoint_of_weights_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     signal_at(7, monkeypatch)
     with pytest.raises(
@@ -362,7 +360,7 @@ DAMAGES = {
 }
 
 
-def test_damage_to_any_file_of_a_checkpoint_is_seen(tiny_run, tmp_path):
+def test_damage_to_any_checkpoint_file_is_detected(tiny_run, tmp_path):
     checkpoint = tiny_run.checkpoints / "checkpoint-20"
     names = {path.name for path in checkpoint.iterdir()}
     assert names >= {"rng_state.pth", "config.json", "guard_0.json", "optimizer.pt", "model.safetensors"}
@@ -413,7 +411,7 @@ def test_resuming_skips_damaged_checkpoints(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsys):
+def test_run_resumes_only_with_its_own_settings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     folder = run_train(words)
@@ -429,8 +427,8 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
         (["--data_seed", "1"], "data_seed: None -> 1"),
         (["--dataloader_drop_last", "true"], "dataloader_drop_last: False -> True"),
         (["--load_best_model_at_end", "true"], "load_best_model_at_end: False -> True"),
-        (["--resume", "never"], "holds a run"),
-        (["--overwrite", "--resume", str(folder.checkpoints / "checkpoint-10")], "Leave one out"),
+        (["--resume", "never"], "contains a run"),
+        (["--overwrite", "--resume", str(folder.checkpoints / "checkpoint-10")], "cannot be combined"),
     ]:
         for finished in (True, False):
             if not finished:
@@ -445,7 +443,7 @@ def test_a_run_goes_on_only_as_what_it_was_begun_as(tmp_path, monkeypatch, capsy
     assert {path: sha256(path) for path in folder.root.rglob("*") if path.is_file()} == files
 
 
-def test_settings_are_compared_where_they_decide_what_is_learned_or_kept(tiny_run):
+def test_settings_that_affect_the_weights_are_compared(tiny_run):
     now = read_json(tiny_run.resolved)
     parts = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     evaluations = {"eval_strategy": "epoch", "eval_steps": 7, "eval_delay": 5, "eval_on_start": True}
@@ -512,7 +510,7 @@ def test_resume_refuses_another_number_of_processes(tiny_run, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_smaller_parts_of_a_step_give_the_same_weights_up_to_rounding(tiny_run, tmp_path, monkeypatch):
+def test_smaller_micro_batches_give_the_same_weights_up_to_rounding(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = take_back(tiny_run, tmp_path / "run")
     shutil.rmtree(copy.checkpoints / "checkpoint-20")
@@ -524,7 +522,7 @@ def test_smaller_parts_of_a_step_give_the_same_weights_up_to_rounding(tiny_run, 
 
 
 @pytest.mark.slow
-def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_is_told(tmp_path, monkeypatch, capsys):
+def test_checkpoint_of_another_run_requires_its_settings(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     first = run_train(tiny_words(tmp_path, tmp_path / "run"))
     words = [*tiny_words(tmp_path, tmp_path / "other"), "--resume", str(first.checkpoints / "checkpoint-10")]
@@ -537,7 +535,7 @@ def test_another_runs_checkpoint_is_taken_only_with_its_settings_and_a_lost_log_
 
 
 @pytest.mark.slow
-def test_a_run_without_a_checkpoint_begins_again_by_itself(tmp_path, monkeypatch):
+def test_run_without_a_checkpoint_starts_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     folder = run_train(words)
@@ -553,7 +551,7 @@ WSD = ["--lr_scheduler_type", "warmup_stable_decay", "--save_total_limit", "9"]
 
 
 @pytest.mark.slow
-def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp_path, monkeypatch):
+def test_branch_decays_from_any_stable_checkpoint_in_its_own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trunk = run_train([*tiny_words(tmp_path, tmp_path / "trunk"), *WSD, "--logging_steps", "1", "--save_steps", "4"])
     before = {path: sha256(path) for path in trunk.root.rglob("*") if path.is_file()}
@@ -569,7 +567,7 @@ def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp
     rates = [rows[step]["learning_rate"] for step in range(8, 13)]
     assert rates == pytest.approx([0.01, 0.01, 0.0075, 0.005, 0.0025])
     assert [row["step"] for row in read_jsonl(branch.samples)] == [0, 4, 8, 10, 12]
-    # Cut off, a branch goes on as any run, and ends the same.
+    # An interrupted branch resumes like any run, and ends the same.
     whole = sha256(branch.model / "model.safetensors")
     branch.heldout.unlink()
     (branch.checkpoints / "checkpoint-12" / "optimizer.pt").unlink()
@@ -581,8 +579,8 @@ def test_a_branch_decays_from_any_stable_checkpoint_into_a_folder_of_its_own(tmp
             ["--branch_from", str(trunk.checkpoints / "checkpoint-20"), "--max_steps", "25"],
             "decaying already.*--init_from",
         ),
-        (["--seed", "3"], "but for length and schedule; here differ seed: 42 -> 3"),
-        (["--output_dir", str(trunk.root)], "begins another run"),
+        (["--seed", "3"], "only length and schedule, but these settings differ: seed: 42 -> 3"),
+        (["--output_dir", str(trunk.root)], "starts a new run"),
     ]:
         with pytest.raises(UsageError, match=message):
             run_train([*words, "--output_dir", str(tmp_path / "other"), *change])

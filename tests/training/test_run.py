@@ -208,10 +208,10 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
         (["--data_dir", "nowhere", "--text", "x.txt"], "--data_dir cannot be combined with --text"),
         (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
-        (["--resume", "nowhere"], "nowhere is not a whole checkpoint"),
+        (["--resume", "nowhere"], "nowhere is not a complete checkpoint"),
         (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is --resume here"),
         (["--auto_find_batch_size"], "--find_batch_size keeps them"),
-        (["--branch_from", "nowhere"], "nowhere is not a whole checkpoint"),
+        (["--branch_from", "nowhere"], "nowhere is not a complete checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, words, message):

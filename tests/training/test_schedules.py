@@ -1,4 +1,4 @@
-"""Schedules: every name gives rates from 0 to the peak, and a run that goes on has them to the bit, or the new ones."""
+"""Schedules: rates are between 0 and the peak, and a resumed run has the same rates to the bit, or the new ones."""
 
 import json
 import math
@@ -47,7 +47,7 @@ def schedule(args, total_steps, peak=None):
 
 
 def advance(scheduler, n_steps):
-    """Rates of so many steps, alike in all groups."""
+    """Return the rates of `n_steps` steps; all groups have the same."""
     used = []
     for _ in range(n_steps):
         first, second = (group["lr"] for group in scheduler.optimizer.param_groups)
@@ -62,7 +62,7 @@ def advance(scheduler, n_steps):
 
 
 @given(st.sampled_from(SHAPES), st.integers(1, 400), st.one_of(st.floats(0, 0.9), st.integers(0, 500)), st.floats(0, 1))
-def test_rates_stay_from_nothing_to_the_peak_and_warm_up_in_a_straight_line(name, total_steps, warmup_steps, end):
+def test_rates_are_between_zero_and_the_peak_with_linear_warm_up(name, total_steps, warmup_steps, end):
     settings = {"min_lr_rate": end} if "min_lr" in name else None
     args = arguments(name, settings, warmup_steps=0 if name in WITHOUT_WARMUP else warmup_steps)
     share = rates(args, total_steps)
@@ -93,12 +93,12 @@ def test_rates_stay_from_nothing_to_the_peak_and_warm_up_in_a_straight_line(name
     ],
 )
 @pytest.mark.parametrize("total_steps", [20, 1000])
-def test_a_schedule_ends_where_it_says(name, settings, end, total_steps):
+def test_schedule_ends_at_its_final_rate(name, settings, end, total_steps):
     assert rates(arguments(name, settings), total_steps)(total_steps) == pytest.approx(end)
 
 
 @given(st.integers(10, 10_000), st.integers(0, 2000))
-def test_deepseeks_rate_falls_at_eighty_and_ninety_percent_of_training(total_steps, warmup_steps):
+def test_deepseek_rate_falls_at_80_and_90_percent_of_training(total_steps, warmup_steps):
     assume(warmup_steps <= 0.8 * total_steps)
     share = rates(arguments("deepseek_steps", warmup_steps=warmup_steps), total_steps)
     first, second = math.ceil(total_steps * 8 / 10), math.ceil(total_steps * 9 / 10)
@@ -108,7 +108,7 @@ def test_deepseeks_rate_falls_at_eighty_and_ninety_percent_of_training(total_ste
 
 
 @given(st.integers(2, 2000), st.floats(0.01, 0.95), st.sampled_from(["linear", "cosine", "1-sqrt"]), st.floats(0, 0.5))
-def test_the_decay_takes_the_share_of_all_steps_that_is_asked_for(total_steps, decay_share, decay_type, end):
+def test_decay_takes_decay_share_of_all_steps(total_steps, decay_share, decay_type, end):
     settings = {"decay_share": decay_share, "decay_type": decay_type, "min_lr_ratio": end}
     share = rates(arguments("warmup_stable_decay", settings, warmup_steps=0), total_steps)
     n_decay = round(decay_share * total_steps)
@@ -122,7 +122,7 @@ def test_the_decay_takes_the_share_of_all_steps_that_is_asked_for(total_steps, d
         assert falling[middle] == pytest.approx(1 - (1 - end) * middle / n_decay)
 
 
-def test_without_settings_the_last_fifth_decays_in_a_straight_line_to_nothing():
+def test_default_decay_is_linear_to_zero_over_the_last_fifth():
     args = arguments("warmup_stable_decay", warmup_steps=10)
     share = rates(args, 100)
     assert [share(step) for step in (5, 10, 80, 90, 95, 100)] == [0.5, 1, 1, 0.5, 0.25, 0]
@@ -139,7 +139,7 @@ def test_without_settings_the_last_fifth_decays_in_a_straight_line_to_nothing():
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "deepseek_steps"])
-def test_a_shape_of_transformers_is_transformers_own(name):
+def test_schedules_of_transformers_are_unchanged(name):
     args = arguments(name, {"num_decay_steps": 20} if name == "warmup_stable_decay" else None)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
     theirs = get_scheduler(name, optimizer, args.get_warmup_steps(60), 60, args.lr_scheduler_kwargs)
@@ -162,7 +162,7 @@ def test_a_shape_of_transformers_is_transformers_own(name):
         ("warmup_stable_decay", {"num_decay_steps": 0.2}, "give whole steps, or a share as decay_share"),
         ("warmup_stable_decay", {"num_decay_steps": 90}, "20 steps of warm-up and 90 of decay are more than 100"),
         ("warmup_stable_decay", {"decay_type": "sudden"}, "Unknown decay type: sudden"),
-        ("warmup_stable_decay", {"min_lr_ratio": 1.5}, "the rate goes from 1 to 1.5 times its peak"),
+        ("warmup_stable_decay", {"min_lr_ratio": 1.5}, "the rate ranges from 1 to 1.5 times its peak"),
         ("cosine_with_min_lr", {"min_lr_rate": 3}, "times its peak"),
         ("cosine_with_min_lr", {"min_lr": 1e-3, "min_lr_rate": 0.1}, "Only one of min_lr or min_lr_rate"),
         ("deepseek_steps", {"decay_share": 0.1}, "it takes none"),
@@ -177,7 +177,7 @@ def test_a_shape_of_transformers_is_transformers_own(name):
         ("wsd", None, "--lr_scheduler_type wsd is not known. Choose one of linear, cosine,"),
     ],
 )
-def test_settings_that_do_not_suit_are_refused_in_one_line_before_anything_else(name, settings, message):
+def test_invalid_settings_are_a_one_line_error(name, settings, message):
     with pytest.raises(UsageError) as caught:
         arguments(name, settings, max_steps=100, warmup_steps=0 if name in WITHOUT_WARMUP else 20)
     assert message in str(caught.value)
@@ -185,7 +185,7 @@ def test_settings_that_do_not_suit_are_refused_in_one_line_before_anything_else(
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_WARMUP))
-def test_a_warm_up_that_the_schedule_would_pass_over_is_refused_and_is_none_unless_asked_for(name):
+def test_warm_up_that_the_schedule_ignores_is_refused(name):
     with pytest.raises(
         UsageError, match=rf"{name} has no warm-up, but --warmup_steps is 0\.1.*constant_with_warmup\.$"
     ):
@@ -196,7 +196,7 @@ def test_a_warm_up_that_the_schedule_would_pass_over_is_refused_and_is_none_unle
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_can_be_a_flag_is_written_down_and_read_again(name, tmp_path):
+def test_every_name_is_accepted_as_a_flag_and_recorded(name, tmp_path):
     words = ["--lr_scheduler_type", name]
     words += ["--warmup_steps", "0"] if name in WITHOUT_WARMUP else []
     config = read_config([str(TINY), *words])
@@ -206,7 +206,7 @@ def test_every_name_can_be_a_flag_is_written_down_and_read_again(name, tmp_path)
     assert full_recipe(read_config([str(tmp_path / "saved.yaml")])) == whole
 
 
-# ---- in the Trainer, and going on --------------------------------------------------------------------------------
+# ---- in the Trainer, and resuming --------------------------------------------------------------------------------
 
 
 def trainer(args, place):
@@ -216,7 +216,7 @@ def trainer(args, place):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_trainer_uses_the_schedule_that_is_named(name, tmp_path):
+def test_trainer_uses_the_named_schedule(name, tmp_path):
     args = arguments(name, max_steps=10, logging_steps=1, per_device_train_batch_size=2, save_strategy="no")
     made = trainer(args, tmp_path)
     made.train()
@@ -229,7 +229,7 @@ def test_the_trainer_uses_the_schedule_that_is_named(name, tmp_path):
         assert logged == [args.learning_rate * share(step) for step in range(10)]
 
 
-def test_training_again_begins_the_schedule_again(tmp_path):
+def test_training_again_restarts_the_schedule(tmp_path):
     args = arguments("linear", max_steps=4, logging_steps=1, warmup_steps=0, save_strategy="no")
     made = trainer(args, tmp_path)
     for _ in range(2):
@@ -238,7 +238,7 @@ def test_training_again_begins_the_schedule_again(tmp_path):
         assert logged == [6e-4 * (4 - step) / 4 for step in range(4)]
 
 
-def test_arguments_of_transformers_serve_as_well(tmp_path):
+def test_training_arguments_of_transformers_are_accepted(tmp_path):
     args = TrainingArguments(
         str(tmp_path), max_steps=4, logging_steps=1, save_strategy="no", use_cpu=True, report_to="none"
     )
@@ -249,7 +249,7 @@ def test_arguments_of_transformers_serve_as_well(tmp_path):
 
 
 @given(st.sampled_from(SHAPES), st.integers(0, 59))
-def test_a_schedule_that_goes_on_has_the_same_rates_to_the_bit(name, done):
+def test_resumed_schedule_has_the_same_rates_to_the_bit(name, done):
     args = arguments(name)
     expected = advance(schedule(args, 60), 60)
     before, after = schedule(args, 60), schedule(args, 60)
@@ -262,25 +262,25 @@ def test_a_schedule_that_goes_on_has_the_same_rates_to_the_bit(name, done):
 
 
 @given(st.integers(10, 79), st.integers(1, 60))
-def test_a_branch_of_a_stable_run_decays_over_its_own_steps(done, n_decay):
+def test_branch_of_a_stable_run_decays_over_its_own_steps(done, n_decay):
     main = schedule(arguments("warmup_stable_decay", warmup_steps=10), 100)
     advance(main, done)
     branch = arguments("warmup_stable_decay", {"num_decay_steps": n_decay, "decay_type": "linear"}, warmup_steps=0)
-    goes_on = schedule(branch, done + n_decay)
-    goes_on.optimizer.load_state_dict(main.optimizer.state_dict())
-    goes_on.load_state_dict(main.state_dict())
-    used = advance(goes_on, n_decay)
+    resumed = schedule(branch, done + n_decay)
+    resumed.optimizer.load_state_dict(main.optimizer.state_dict())
+    resumed.load_state_dict(main.state_dict())
+    used = advance(resumed, n_decay)
     assert used == pytest.approx([6e-4 * (1 - step / n_decay) for step in range(n_decay)])
-    assert goes_on.get_last_lr() == [0, 0]
+    assert resumed.get_last_lr() == [0, 0]
 
 
-def test_another_length_shape_or_peak_is_in_force_from_the_step_it_is_given_at():
+def test_resumed_schedule_uses_the_new_length_shape_and_peak():
     old = schedule(arguments("cosine_with_min_lr"), 100)
     advance(old, 50)
     new = arguments("linear", learning_rate=1e-3)
-    goes_on = schedule(new, 400)
-    goes_on.optimizer.load_state_dict(old.optimizer.state_dict())
-    goes_on.load_state_dict(old.state_dict())
+    resumed = schedule(new, 400)
+    resumed.optimizer.load_state_dict(old.optimizer.state_dict())
+    resumed.load_state_dict(old.state_dict())
     share = rates(new, 400)
-    assert advance(goes_on, 350) == [1e-3 * share(step) for step in range(50, 400)]
-    assert {group["initial_lr"] for group in goes_on.optimizer.param_groups} == {1e-3}
+    assert advance(resumed, 350) == [1e-3 * share(step) for step in range(50, 400)]
+    assert {group["initial_lr"] for group in resumed.optimizer.param_groups} == {1e-3}
