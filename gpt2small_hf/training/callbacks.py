@@ -1,4 +1,4 @@
-"""What a run writes down and shows while it trains, and how a signal ends it."""
+"""Callbacks of a run: metrics, samples, charts, early stopping, signals and the progress line."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_BETWEEN_CHARTS = 60
 SECONDS_OF_PACE = 30
 STEPS_OF_WARM_UP = 3
-"""The first steps allocate and compile: speed is measured after them."""
+"""Initial steps excluded from the speed: they allocate memory and compile."""
 MOST_SAMPLES = 10
 STEPS_BETWEEN_SAMPLES = 150
 CHARACTERS_OF_SAMPLE = 60
 
 
 class MetricsLog(TrainerCallback):
-    """Append what the Trainer logs to `metrics.jsonl`, one JSON object a line, each with its step."""
+    """Append what the Trainer logs to `metrics.jsonl`, one JSON object per line, each with its step."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -55,7 +55,7 @@ class MetricsLog(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget lines past the step that training starts from, and an earlier end: a resumed run logs them again."""
+        """Remove lines after the start step, and the final summary: a resumed run logs them again."""
         if state.is_world_process_zero and self.path.exists():
             rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
             if state.global_step == 0:  # an evaluation at the start (--eval_on_start) is done again
@@ -76,7 +76,7 @@ class MetricsLog(TrainerCallback):
 
 
 class Samples(TrainerCallback):
-    """Append completions of the prompts to `samples.jsonl`: before the first step, and at up to ten checkpoints."""
+    """Append completions of the prompts to `samples.jsonl`: before the first step, and at ten checkpoints at most."""
 
     def __init__(
         self,
@@ -89,17 +89,17 @@ class Samples(TrainerCallback):
         all_checkpoints: bool = False,
         starts_scheduled: bool = True,
     ) -> None:
-        """Take the file, and what is asked.
+        """Configure the samples.
 
         Args:
-            path: the run's samples.
-            tokenizer: of the model.
-            prompts: asked each time.
-            chat: whether they are questions.
-            progress: says that samples are made.
-            all_checkpoints: sample at each checkpoint.
-            starts_scheduled: False if training resumes at a step that is saved only because of a signal: an
-                uninterrupted run has no samples of it.
+            path: samples file of the run.
+            tokenizer: tokenizer of the model.
+            prompts: prompts to complete.
+            chat: whether the prompts are questions for the chat template.
+            progress: displays that sampling is in progress.
+            all_checkpoints: sample at every scheduled checkpoint.
+            starts_scheduled: False if training resumes at a checkpoint that only a signal requested: an
+                uninterrupted run has no samples of that step.
         """
         self.path, self.tokenizer, self.prompts, self.chat = path, tokenizer, prompts, chat
         self.progress, self.all_checkpoints = progress, all_checkpoints
@@ -108,7 +108,7 @@ class Samples(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Forget what is past the step that training starts from; write what a kill kept from being written there."""
+        """Remove samples after the start step; write those of the start step if they are missing or incomplete."""
         if state.is_world_process_zero and self.path.exists():
             rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
             n_last = sum(row["step"] == state.global_step for row in rows)
@@ -119,7 +119,7 @@ class Samples(TrainerCallback):
             self.on_save(args, state, control, **kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Write the samples of this step, unless they are there or the step has none."""
+        """Write the samples of this step, unless they exist or none are due."""
         if not samples_are_due(args, state, every=self.all_checkpoints):
             return
         model = unsharded_model(kwargs["model"])
@@ -135,12 +135,12 @@ class Samples(TrainerCallback):
 
 
 def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool = False) -> bool:
-    """Whether a checkpoint of this step gets samples.
+    """Return whether a checkpoint of this step gets samples.
 
-    Step 0 and the last planned one do, and with `every` all scheduled checkpoints; without it, every n-th of them, with
-    the smallest n for which they are 150 steps apart or more and at most ten: samples take as long as some steps.
-    It depends on the step alone, not on time or on earlier checkpoints: a resumed run has the samples
-    of one that was not interrupted. A checkpoint that a signal asked for is not on the schedule.
+    Step 0 and the last planned step do. With `every`, so do all scheduled checkpoints; without it, every n-th of them,
+    with the smallest n that keeps samples at least 150 steps apart and at ten checkpoints at most: sampling takes as
+    long as several steps. The result depends only on the step, so a resumed run has the samples of an uninterrupted
+    one. A checkpoint that only a signal requested is not scheduled.
     """
     if state.global_step in (0, state.max_steps):
         return True
@@ -159,7 +159,7 @@ def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool
 
 
 def unsharded_model(model: nn.Module) -> Any:
-    """The model as it is, with adapters if it has some, or gathered from its shards; every rank must ask."""
+    """Return the model itself, or a copy with weights gathered from all shards; all ranks must call it."""
     if not any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         return model
     assert isinstance(model, GPT2SmallForCausalLM)
@@ -167,29 +167,29 @@ def unsharded_model(model: nn.Module) -> Any:
         name: parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for name, parameter in model.named_parameters()
     }
-    whole = GPT2SmallForCausalLM(model.config).to(model.device)  # pyright: ignore[reportArgumentType]
-    whole.load_state_dict(weights, strict=False)  # a tied head stands among them once
-    return whole
+    gathered = GPT2SmallForCausalLM(model.config).to(model.device)  # pyright: ignore[reportArgumentType]
+    gathered.load_state_dict(weights, strict=False)  # tied weights are listed once
+    return gathered
 
 
 class Charts(TrainerCallback):
-    """Draw the run's charts at a checkpoint, unless they were drawn less than a minute ago."""
+    """Draw the run's charts at checkpoints, at most once a minute."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self.drawn = time.perf_counter()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Draw them from the files. Nothing depends on them, so the clock may decide."""
+        """Draw the charts if they are due. Nothing else depends on them, so timing by the clock is safe."""
         if state.is_world_process_zero and time.perf_counter() - self.drawn >= SECONDS_BETWEEN_CHARTS:
             draw_charts(self.run)
             self.drawn = time.perf_counter()
 
 
 class EarlyStopping(TrainerCallback):
-    """End training once the held-out loss was not the lowest `patience` times in a row.
+    """Stop training after `patience` consecutive evaluations without a new lowest held-out loss.
 
-    It asks the log alone, so a run that was resumed stops where it would have.
+    The decision depends only on the log, so a resumed run stops at the same step as an uninterrupted one.
     """
 
     def __init__(self, patience: int) -> None:
@@ -198,12 +198,12 @@ class EarlyStopping(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stop at once a run that had stopped and was then killed."""
+        """Stop at once if the run was killed after it had stopped."""
         if rising(state.log_history, self.patience):
             control.should_training_stop = True
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Look, and stop."""
+        """Stop training if the loss has not improved."""
         if rising(state.log_history, self.patience):
             control.should_training_stop = True
             if state.is_world_process_zero:
@@ -214,7 +214,7 @@ class EarlyStopping(TrainerCallback):
 
 
 def rising(log: list[dict[str, Any]], patience: int | None) -> bool:
-    """Whether the held-out loss was not the lowest so far in the last `patience` measurements."""
+    """Return whether none of the last `patience` evaluations has a new lowest held-out loss."""
     losses = [row["eval_loss"] for row in log if "eval_loss" in row]
     losses = [math.inf if loss is None or math.isnan(loss) else loss for loss in losses]
     if patience is None or len(losses) <= patience:
@@ -223,10 +223,10 @@ def rising(log: list[dict[str, Any]], patience: int | None) -> bool:
 
 
 class StopOnSignal(TrainerCallback):
-    """At SIGTERM or SIGINT on any rank, save and stop, on all ranks after the same step. A second signal kills."""
+    """Save and stop on SIGTERM or SIGINT to any rank, on all ranks after the same step. A second signal kills."""
 
     def __init__(self, progress: ProgressLine, to_resume: str = "the same command") -> None:
-        """Take the line that signals are answered on, and the words for the command that resumes the run."""
+        """Take the progress line to write messages to, and how to refer to the command that resumes the run."""
         self.progress, self.to_resume = progress, to_resume
         self.received = 0
         """The signal that this rank received; 0 for none. Only the handler sets it: it may run at any moment."""
@@ -236,25 +236,25 @@ class StopOnSignal(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Listen."""
+        """Install the signal handlers."""
         self.former = {number: signal.signal(number, self.catch) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def catch(self, number: int, frame: FrameType | None) -> None:
-        """Remember the signal until the step's end."""
+        """Record the signal until the end of the step."""
         self.received = number
         self.close()
         self.progress.write_at_once("stopping after this step, once it is saved; a second signal ends at once.")
 
     def close(self) -> None:
-        """Leave signals to who had them before."""
+        """Restore the previous signal handlers."""
         for number, handler in getattr(self, "former", {}).items():
             signal.signal(number, handler)
         self.former = {}
 
     def agreed(self, device: torch.device) -> int:
-        """The signal that any rank has received, on all of them; 0 for none. All ranks ask after the same step.
+        """Return the signal that any rank has received; 0 for none. All ranks must call it after the same step.
 
-        One that arrives meanwhile counts after the next step: the other ranks do not know of it yet.
+        A signal that arrives during the call takes effect after the next step, as the other ranks cannot know it yet.
         """
         self.caught = self.received
         if dist.is_initialized():
@@ -264,20 +264,20 @@ class StopOnSignal(TrainerCallback):
         return self.caught
 
     def interruption(self, saved: Path | None, *, resumable: bool = True) -> RunInterruptedError:
-        """The error that ends the run; `saved` is the checkpoint to resume from, if it is `resumable`."""
+        """Create the error that ends the run; `saved` is the checkpoint to resume from, if `resumable`."""
         name = signal.Signals(self.caught).name
         to_resume = self.to_resume[0].upper() + self.to_resume[1:]
         kept = "no checkpoint was saved" if saved is None else f"saved {saved}. {to_resume} resumes from it"
         if saved is not None and not resumable:
-            kept = f"saved {saved}, of which training cannot resume: with --save_only_model it has no optimizer state"
+            kept = f"saved {saved}, from which training cannot resume: with --save_only_model it has no optimizer state"
         return RunInterruptedError(f"{name}; {kept}.", self.caught)
 
 
 class ProgressLine(TrainerCallback):
-    """One line on stderr, always in the same order: step, loss, learning rate, gradient norm, speed, time left.
+    """Print step, loss, learning rate, gradient norm, speed and time left to stderr, in this order.
 
-    On a terminal it is redrawn in place beside a bar; elsewhere a line is printed every ten seconds. Each evaluation
-    and each sample leave a line: step, losses, the beginning of the first prompt's text.
+    On a terminal the line is redrawn in place after a bar; otherwise a line is printed every ten seconds. Each
+    evaluation and each sample add a permanent line: step, losses, and the start of the first sample.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -291,9 +291,9 @@ class ProgressLine(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Show the bar."""
+        """Start the clock and the bar."""
         self.first_step = state.global_step
-        # (seconds spent in steps, step), of the last half minute or more: a busy machine's speed changes.
+        # (seconds spent in steps, step) of the last half minute or more: the speed of a busy machine varies.
         self.pace = deque([(0.0, state.global_step)])
         self.began = self.printed = self.mark = time.perf_counter()
         self.in_steps = 0.0
@@ -310,20 +310,20 @@ class ProgressLine(TrainerCallback):
         logs: dict[str, float] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Remember the newest figures."""
+        """Store the latest values."""
         self.logged.update(logs or {})
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Print what was evaluated and sampled since the last step; start the clock again."""
+        """Print evaluations and samples since the last step; restart the clock."""
         if self.evaluated or self.sample is not None:
             self.print_history(state)
         if self.interrupted:
             self.mark, self.interrupted = time.perf_counter(), False
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Show the newest figures."""
+        """Update the line."""
         now = time.perf_counter()
         self.count_step(now, state.global_step)
         if not state.is_world_process_zero:
@@ -337,23 +337,23 @@ class ProgressLine(TrainerCallback):
     def on_prediction_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Say why the bar does not move."""
+        """Show that an evaluation is running."""
         if not self.interrupted:
             self.interrupted = True
             self.show("evaluating…")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Keep the line for the next step's beginning: samples of this step come after the evaluation."""
+        """Defer the permanent line to the start of the next step: samples of this step follow the evaluation."""
         self.interrupted = self.evaluated = True
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Leave the checkpoint's time out of the next step's."""
+        """Exclude the checkpoint from the duration of the next step."""
         self.interrupted = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave the last figures on the screen."""
+        """Print the last line permanently."""
         if state.is_world_process_zero:
             self.close()
             if self.evaluated or self.sample is not None:
@@ -361,7 +361,7 @@ class ProgressLine(TrainerCallback):
             self.console.print(self.words(state), soft_wrap=True)
 
     def count_step(self, now: float, step: int) -> None:
-        """Add the time of a step, without evaluation and checkpoint before it; leave out the first, slow steps."""
+        """Add the duration of a step, without the preceding evaluation and checkpoint; ignore the first, slow steps."""
         if step <= self.first_step + STEPS_OF_WARM_UP:
             self.began = now
             self.pace = deque([(0.0, step)])
@@ -374,20 +374,20 @@ class ProgressLine(TrainerCallback):
         self.mark = now
 
     def show(self, activity: str) -> None:
-        """Put what the run is doing beside steps behind the bar, until the next step."""
+        """Show an activity after the bar until the next step."""
         if self.bar.live.is_started:
             step = self.bar.tasks[self.task].description.partition("  ")[0]
             self.bar.update(self.task, description=f"{step}  {activity}", refresh=True)
 
     def print_history(self, state: TrainerState) -> None:
-        """Print a line of the step, its losses and the beginning of a sample, above the bar if there is one."""
+        """Print the step, its losses and the start of a sample, above the bar if there is one."""
         if state.is_world_process_zero:
             names = [("loss", "loss"), *([("eval_loss", "held-out")] if self.evaluated else [])]
             words = [f"step {state.global_step:,}/{state.max_steps:,}"]
             words += [f"{label} {self.logged[name]:.3f}" for name, label in names if name in self.logged]
             if self.sample is not None:
                 words.append(f"▸{one_line(self.sample, CHARACTERS_OF_SAMPLE)}")
-            line = Text("  ".join(words))  # no markup: a model can write anything
+            line = Text("  ".join(words))  # no markup: a sample may contain anything
             if self.console.is_terminal:
                 self.console.print(line, no_wrap=True, overflow="ellipsis")
             else:
@@ -395,18 +395,18 @@ class ProgressLine(TrainerCallback):
         self.evaluated, self.sample = False, None
 
     def write_at_once(self, line: str) -> None:
-        """Write a line from a signal handler, in the place of the bar, which is drawn again below it."""
+        """Write a line from a signal handler, in place of the bar, which is redrawn below it."""
         erase = "\r\x1b[2K" if self.bar.live.is_started and not self.console.legacy_windows else ""
         # Not print: the signal may have come while stderr's buffer is being written.
         os.write(2, f"{erase}{line}\n".encode())
 
     def close(self) -> None:
-        """Take the bar off the terminal; harmless when there is none."""
+        """Remove the bar from the terminal, if there is one."""
         if self.bar.live.is_started:
             self.bar.stop()
 
     def words(self, state: TrainerState) -> str:
-        """The line itself. Speed and time left are known once some steps after the first, slow ones are done."""
+        """Return the line. Speed and time left are known a few steps after the first, slow ones."""
         words = [f"step {state.global_step:,}/{state.max_steps:,}"]
         for name, label, style in [
             ("loss", "loss", ".3f"),
@@ -420,7 +420,7 @@ class ProgressLine(TrainerCallback):
         if state.global_step > at_step:
             seconds_a_step = (self.in_steps - since) / (state.global_step - at_step)
             words.append(f"{_thousands(self.tokens_per_step / seconds_a_step)} tok/s")
-            # Evaluations, checkpoints and samples to come take their share of the time.
+            # Assume the same share of evaluations, checkpoints and samples in the remaining time.
             elapsed = (self.mark - self.began) / self.in_steps
             left = f"left {duration((state.max_steps - state.global_step) * seconds_a_step * elapsed)}"
         else:

@@ -1,6 +1,6 @@
-"""Rows of `metrics.jsonl` → symptoms in plain words while training runs: what is seen, why it may be, what to try.
+"""Detect symptoms of bad training in the rows of `metrics.jsonl`: what is seen, the likely cause, what to try.
 
-Each is named once a run. `guard.py` skips bad steps by itself; what stands here is for a human to act on.
+Each symptom is reported once per run. `gradient_guard.py` skips bad steps automatically; symptoms need a person to act.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from gpt2small_hf.runs.files import append_jsonl, read_jsonl
 
-# A spike: a loss above the usual by this share of it, by so many nats, so many times the largest rise of late, and so
-# many standard deviations of its logarithm.
+# A spike exceeds the recent median by this share of it, by this number of nats, by this multiple of the largest recent
+# rise, and by this number of standard deviations of the logarithm of the loss.
 SPIKE_SHARE, SPIKE_LEAST, SPIKE_RISES, SPIKE_DEVIATIONS = 0.1, 0.2, 2.0, 6.0
 RECENT, HISTORY, ENOUGH, FEW = 8, 64, 16, 10
-"""Intervals that say what is usual; that say how noisy it is; that suffice for that; that suffice to see a doubling."""
+"""Logging intervals: for the median, for the noise (at most), for the noise (at least), to detect a doubled loss."""
 PLATEAU_ROWS, PLATEAU_SHARE = 30, 0.25
-"""A plateau lasts so many intervals, and this share of the run."""
+"""Minimum length of a plateau: logging intervals, and share of the run."""
 PLATEAU_GAIN = 0.02
-"""What it may gain at most, as a share of the loss, counting what noise may hide."""
+"""Maximum decrease of the loss on a plateau, as a share of the loss, including its uncertainty."""
 WORSE_EVALUATIONS, WORSE_SHARE = 3, 0.002
-"""Evaluations in a row above the best, each by this share of it: less is the jitter of a level loss."""
+"""Consecutive evaluations above the best, each by this share of it: smaller differences are noise."""
 MOST_NORM = 100.0
 WAITING_ROWS, MOST_WAITING = 5, 0.1
 
 
 class Symptoms:
-    """Judges rows of metrics one after the other."""
+    """Detects symptoms in rows of metrics, read in order."""
 
     def __init__(self, *, peak_rate: float, warmup_steps: int, total_steps: int) -> None:
-        """Take what the learning rate is meant to do, in optimizer steps."""
+        """Take the peak learning rate, and the lengths of warm-up and training in optimizer steps."""
         self.peak_rate, self.warmup_steps, self.total_steps = peak_rate, warmup_steps, total_steps
         self.named: set[str] = set()
         self.losses: dict[str, deque[float]] = {key: deque(maxlen=HISTORY) for key in ("loss_max", "loss")}
@@ -50,9 +50,9 @@ class Symptoms:
         self.waits: deque[float] = deque(maxlen=WAITING_ROWS)
 
     def judge(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """One row → the symptoms it shows for the first time: `{"step", "symptom", "says"}` each.
+        """Return the symptoms that a row shows for the first time: `{"step", "symptom", "says"}` each.
 
-        A row that names a symptom counts as said; what is None or not finite in a row is passed over.
+        A row with a symptom marks it as reported. Values that are None or not finite are ignored.
         """
         if "symptom" in row:
             self.named.add(row["symptom"])
@@ -79,7 +79,7 @@ class Symptoms:
                 if is_spike(value, before):
                     says = says or (
                         f"the loss jumped to {value:.2f} from about {usual(before):.2f}: a bad batch, or too high a "
-                        "rate; if it stays up, go on from an earlier checkpoint with a lower --learning_rate or "
+                        "rate; if it stays up, resume from an earlier checkpoint with a lower --learning_rate or "
                         "--max_grad_norm."
                     )
                 before.append(value)
@@ -88,7 +88,7 @@ class Symptoms:
     def _plateau(self, row: dict[str, Any]) -> str | None:
         if "loss" not in row or "learning_rate" not in row or row["step"] <= self.warmup_steps:
             return None
-        if row["learning_rate"] < self.peak_rate / 2:  # on its way to the end, where little is learned
+        if row["learning_rate"] < self.peak_rate / 2:  # the decay, where the loss changes little
             self.at_full_rate = []
             return None
         self.at_full_rate.append((row["step"], row["loss"]))
@@ -114,7 +114,7 @@ class Symptoms:
         if self.start is None or row["eval_loss"] <= self.start * (1 + WORSE_SHARE):
             return None
         training = self.losses["loss"]
-        if training and training[-1] <= self.start:  # it learns its rows by heart, which is overfitting
+        if training and training[-1] <= self.start:  # overfitting, see below
             return None
         return (
             f"the held-out loss is {row['eval_loss']:.3f}, above the {self.start:.3f} before training: the model gets "
@@ -131,14 +131,14 @@ class Symptoms:
             return None
         self.worse = self.worse + 1 if row["eval_loss"] > self.best[0] * (1 + WORSE_SHARE) else 0
         half = len(self.since_best) // 2
-        # In the first pass over the rows there is nothing yet to know by heart.
+        # In the first epoch no row has been repeated.
         if self.worse < WORSE_EVALUATIONS or not half or row.get("epoch", math.inf) <= 1:
             return None
         if statistics.fmean(self.since_best[-half:]) >= statistics.fmean(self.since_best[:half]):
             return None
         return (
             f"the held-out loss has been above its best, {self.best[0]:.3f} at step {self.best[1]:,}, for {self.worse} "
-            "evaluations while the training loss falls: the model learns its rows by heart; take the checkpoint of "
+            "evaluations while the training loss falls: the model memorises its training rows; use the checkpoint of "
             "that step, or train on more text, or with dropout."
         )
 
@@ -146,13 +146,13 @@ class Symptoms:
         if "learning_rate" not in row:
             return None
         self.highest_rate = max(self.highest_rate, row["learning_rate"])
-        # Past half-way a schedule may be on its way down, and a log that begins there has not seen its peak.
+        # In the second half the rate may be decaying, and a log that starts there does not contain its peak.
         well_after_warmup = max(2 * self.warmup_steps, self.warmup_steps + 5) <= row["step"] <= self.total_steps / 2
         if not well_after_warmup or self.highest_rate > self.peak_rate / 2:
             return None
         return (
             f"the learning rate is {row['learning_rate']:.1e} and was never above half of its peak of "
-            f"{self.peak_rate:.1e}, though warm-up was to take {self.warmup_steps:,} steps: little is learned; see "
+            f"{self.peak_rate:.1e}, though warm-up should take {self.warmup_steps:,} steps: training is slow; see "
             "--learning_rate, --lr_scheduler_type and --warmup_steps, which counts optimizer steps."
         )
 
@@ -171,22 +171,23 @@ class Symptoms:
         if len(self.waits) < WAITING_ROWS or min(self.waits) <= MOST_WAITING:
             return None
         return (
-            f"{statistics.fmean(self.waits):.0%} of the time goes into waiting for rows: they are read too slowly; "
+            f"{statistics.fmean(self.waits):.0%} of the time is spent waiting for rows: they are read too slowly; "
             "raise --dataloader_num_workers, or put the prepared folder on a faster disk."
         )
 
 
 def usual(before: Sequence[float]) -> float:
-    """The level of the losses so far."""
+    """Return the median of the recent losses."""
     return statistics.median(list(before)[-RECENT:])
 
 
 def is_spike(value: float, before: Sequence[float]) -> bool:
-    """Whether a loss is above those before it by more than noise explains.
+    """Return whether a loss exceeds the previous losses by more than noise explains.
 
-    Noise is measured on the changes from one loss to the next, which vary by the root of two times as much: so a
-    falling loss is not noise. It grows while a model learns, so the newest changes are looked at by themselves too.
-    Losses of few rows are skewed and their logarithms hardly, hence those; what rose lately may rise so far again.
+    Noise is estimated from the differences of consecutive losses, whose standard deviation is √2 times as large, so
+    that a falling loss does not count as noise. Noise grows during training, so the most recent differences are also
+    measured separately. Losses of few rows are skewed, their logarithms hardly. A rise is also compared to the
+    largest recent rise.
     """
     if len(before) < FEW:
         return False
@@ -201,7 +202,7 @@ def is_spike(value: float, before: Sequence[float]) -> bool:
 
 
 def gain_of(steps: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
-    """How far the straight line through the losses falls from first to last step, and that number's standard error."""
+    """Fit a line through the losses; return its decrease from first to last step, and the standard error."""
     x = steps - steps.mean()
     slope = (x @ losses) / (x @ x)
     off = losses - losses.mean() - slope * x
@@ -211,16 +212,16 @@ def gain_of(steps: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
 
 
 class Health(TrainerCallback):
-    """Names each symptom on stderr and in `metrics.jsonl`, once a run: a resumed run knows what was said before."""
+    """Report each symptom on stderr and in `metrics.jsonl`, once per run, also across resumes."""
 
     def __init__(self, metrics: Path) -> None:
-        """Take the run's metrics file. Put this callback behind the one that writes it."""
+        """Take the run's metrics file. Add this callback after the one that writes it."""
         self.metrics = metrics
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Read what was measured, and said, up to here."""
+        """Read the metrics and the symptoms that were logged up to this step."""
         groups = kwargs["optimizer"].param_groups
         self.symptoms = Symptoms(
             peak_rate=groups[0].get("initial_lr", args.learning_rate),
@@ -240,7 +241,7 @@ class Health(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Say what is new."""
+        """Report new symptoms."""
         if not state.is_world_process_zero or not logs:
             return
         for row in self.symptoms.judge({"step": state.global_step, **logs}):

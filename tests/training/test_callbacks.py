@@ -1,4 +1,4 @@
-"""What a run writes and shows beside its steps: which checkpoints get samples, and what a terminal shows."""
+"""Callbacks: the checkpoints that get samples, signals, and the progress line on a terminal and in a file."""
 
 import itertools
 import os
@@ -21,7 +21,7 @@ from gpt2small_hf.training.callbacks import ProgressLine, StopOnSignal, samples_
 
 
 def steps_with_samples(strategy, max_steps, interval, **more):
-    """The steps from 1 on that get samples; by epoch, `interval` is the steps of one."""
+    """Return the steps after 0 that get samples; `interval` is the steps of an epoch if saved by epoch."""
     how = {"save_strategy": strategy} | ({"save_steps": interval} if strategy == "steps" else {})
     args = TrainingArguments(output_dir="unused", use_cpu=True, **how)
     epochs = -(-max_steps // interval)
@@ -35,7 +35,7 @@ def steps_with_samples(strategy, max_steps, interval, **more):
 
 
 @given(st.sampled_from(["steps", "epoch"]), st.integers(1, 3000), st.integers(1, 300))
-def test_samples_are_of_at_most_ten_checkpoints_and_the_last(strategy, max_steps, interval):
+def test_samples_are_taken_at_ten_checkpoints_at_most(strategy, max_steps, interval):
     found = steps_with_samples(strategy, max_steps, interval)
     scheduled = [step for step in range(1, max_steps + 1) if step % interval == 0 or step == max_steps]
     assert set(found) <= set(scheduled)
@@ -64,7 +64,7 @@ def test_short_run_is_sampled_at_its_start_and_end(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_charts_are_drawn_once_in_a_short_run(tmp_path, monkeypatch):
-    """At the end, and not at each of twenty checkpoints."""
+    """They are drawn at the end, and not at each of twenty checkpoints."""
     monkeypatch.chdir(tmp_path)
     written = []
     monkeypatch.setattr(os, "replace", lambda old, new, to=os.replace: (written.append(str(new)), to(old, new))[1])
@@ -77,7 +77,7 @@ def test_charts_are_drawn_once_in_a_short_run(tmp_path, monkeypatch):
 
 
 def on_a_terminal(words, place, interrupt_at=None):
-    """What `train.py` writes to a terminal of 24 x 120 while it runs; Ctrl-C is typed when the text first appears."""
+    """Return what `train.py` writes to a terminal of 24 x 120; type Ctrl-C when the text first appears."""
     pty = pytest.importorskip("pty")
     from fcntl import ioctl
     from struct import pack
@@ -100,7 +100,7 @@ def on_a_terminal(words, place, interrupt_at=None):
     while True:
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # the terminal's last user has closed it
+        except OSError:  # the last process has closed the terminal
             break
         if not piece:
             break
@@ -113,7 +113,7 @@ def on_a_terminal(words, place, interrupt_at=None):
 
 
 def lines_of(screen):
-    """The lines that stay on a terminal, as far as returns, erased lines and moves up are understood."""
+    """Return the lines that remain on a terminal; interprets returns, erased lines and cursor moves up."""
     lines, row, column = [""], 0, 0
     for token in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", screen):
         if token == "\r":
@@ -133,7 +133,7 @@ def lines_of(screen):
 
 
 @pytest.mark.slow
-def test_a_terminal_keeps_a_line_for_each_evaluation_with_a_sample(tmp_path):
+def test_terminal_keeps_a_line_for_each_evaluation_with_a_sample(tmp_path):
     status, screen = on_a_terminal(tiny_words(tmp_path, tmp_path / "run"), tmp_path)
     assert status == 0
     assert "sampling…" in screen
@@ -145,15 +145,15 @@ def test_a_terminal_keeps_a_line_for_each_evaluation_with_a_sample(tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_is_answered_on_a_line_of_its_own(tmp_path):
+def test_ctrl_c_prints_a_message_on_its_own_line(tmp_path):
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "100000", "--eval_strategy", "no"]
     status, screen = on_a_terminal([*words, "--save_strategy", "no"], tmp_path, interrupt_at=b"left ")
     assert status == 128 + signal.SIGINT
     assert any(line.startswith("stopping after this step") for line in lines_of(screen)), screen
 
 
-def test_signal_during_the_ranks_agreement_counts_after_the_next_step(tmp_path, monkeypatch):
-    """The other ranks do not know of it yet, and it must not be forgotten."""
+def test_signal_during_agreement_takes_effect_after_the_next_step(tmp_path, monkeypatch):
+    """The other ranks do not know of the signal yet, and it must not be lost."""
     all_reduce = dist.all_reduce
 
     def interrupted(*args, **kwargs):
@@ -175,15 +175,15 @@ def test_signal_during_the_ranks_agreement_counts_after_the_next_step(tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_log_file_keeps_a_line_for_each_evaluation_too(tmp_path):
+def test_log_file_keeps_a_line_for_each_evaluation(tmp_path):
     done = run_script([str(REPOSITORY / "train.py"), *tiny_words(tmp_path, tmp_path / "run")], tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^step 10/20  loss \d\.\d{3}  held-out \d\.\d{3}  ▸", done.stderr, re.MULTILINE)
     assert "\x1b" not in done.stderr
 
 
-def test_the_time_left_does_not_count_the_first_steps(monkeypatch):
-    """Three slow steps, a long evaluation: what is left follows from the other steps and their share of the time."""
+def test_time_left_ignores_the_first_steps(monkeypatch):
+    """After three slow steps and a long evaluation, it is computed from the other steps and their share of the time."""
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     progress, state, control = ProgressLine(1000), TrainerState(max_steps=1000), TrainerControl()

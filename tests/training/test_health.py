@@ -1,4 +1,4 @@
-"""Each symptom is named once, in trainings that have it; and none in trainings that are well."""
+"""Each symptom is reported once in a run that has it, and none in a healthy run."""
 
 import math
 import time
@@ -20,7 +20,7 @@ from gpt2small_hf.training.trainer_arguments import training_arguments
 COUNTING = [
     {"input_ids": ids, "labels": ids} for ids in (torch.arange(start, start + 16) % 100 for start in range(100))
 ]
-# Nothing follows from anything: this can only be learned by heart.
+# Random labels, which can only be memorised.
 LOTTERY = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (60, 16), generator=torch.Generator())]
 
 
@@ -41,11 +41,11 @@ def make(place, rows=COUNTING, heldout=None, *, optimizers=(None, None), config=
 
 
 def symptoms(place):
-    """Which were written down, with their steps, in order."""
+    """Return the logged symptoms with their steps, in order."""
     return [(row["symptom"], row["step"]) for row in read_jsonl(place / "metrics.jsonl") if "symptom" in row]
 
 
-# ---- those who are well -------------------------------------------------------------------------------------------
+# ---- healthy runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -70,10 +70,10 @@ def test_short_and_noisy_trainings_have_no_symptom(tmp_path, capsys, batch, sche
     assert "symptom" not in capsys.readouterr().err
 
 
-# ---- those who are not --------------------------------------------------------------------------------------------
+# ---- runs with a symptom ------------------------------------------------------------------------------------------
 
 
-def test_one_batch_of_garbage_labels_is_a_spike(tmp_path, capsys):
+def test_batch_of_random_labels_is_a_spike(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=60)
     collate, calls = trainer.data_collator, []
 
@@ -93,7 +93,7 @@ def test_one_batch_of_garbage_labels_is_a_spike(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_spike_inside_an_interval_is_seen_too(tmp_path):
+def test_spike_within_an_interval_is_detected(tmp_path):
     trainer = make(tmp_path, max_steps=100, logging_steps=4)
     head = trainer.model.lm_head
     head.register_forward_hook(lambda module, inputs, out: -out if trainer.state.global_step == 85 else out)
@@ -102,14 +102,14 @@ def test_a_spike_inside_an_interval_is_seen_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rate_too_low_to_learn_is_a_plateau(tmp_path, capsys):
+def test_rate_too_low_to_learn_is_a_plateau(tmp_path, capsys):
     make(tmp_path, learning_rate=1e-7, max_steps=80).train()
     assert [name for name, _ in symptoms(tmp_path)] == ["plateau"]
     assert "try a --learning_rate three times lower and one three times higher" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_labels_that_follow_from_nothing_are_a_plateau(tmp_path):
+def test_random_labels_are_a_plateau(tmp_path):
     torch.manual_seed(0)
     fresh = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 100, (960, 16))]
     make(tmp_path, fresh, max_steps=120).train()
@@ -117,7 +117,7 @@ def test_labels_that_follow_from_nothing_are_a_plateau(tmp_path):
 
 
 @pytest.mark.slow
-def test_ten_rows_learned_by_heart_are_overfitting(tmp_path, capsys):
+def test_ten_memorised_rows_are_overfitting(tmp_path, capsys):
     trainer = make(tmp_path, LOTTERY[:10], LOTTERY[10:], eval_strategy="steps", eval_steps=10, max_steps=120)
     trainer.train()
     rows = read_jsonl(tmp_path / "metrics.jsonl")
@@ -138,20 +138,20 @@ def optimizer_with(share):
 
 
 @pytest.mark.slow
-def test_a_rate_that_never_ramps_is_named_well_after_the_warm_up(tmp_path, capsys):
-    # Counted as if 100 micro-batches made a step.
+def test_rate_that_never_rises_is_reported_after_the_warm_up(tmp_path, capsys):
+    # As if a step were counted for each of 100 micro-batches.
     make(tmp_path, optimizers=optimizer_with(lambda step: min(1.0, step / 500)), warmup_steps=5).train()
     assert symptoms(tmp_path)[0] == ("learning rate", 10)
-    assert "never above half of its peak of 1.0e-02, though warm-up was to take 5 steps" in capsys.readouterr().err
+    assert "never above half of its peak of 1.0e-02, though warm-up should take 5 steps" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_rate_of_zero_is_named(tmp_path):
+def test_rate_of_zero_is_reported(tmp_path):
     make(tmp_path, learning_rate=0.0).train()
     assert ("learning rate", 7) in symptoms(tmp_path)
 
 
-def test_a_gradient_norm_above_a_hundred_is_named(tmp_path, capsys):
+def test_gradient_norm_above_100_is_reported(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=5)
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(1000)
@@ -161,14 +161,14 @@ def test_a_gradient_norm_above_a_hundred_is_named(tmp_path, capsys):
 
 
 class SlowRows(list):
-    """Rows that take their time."""
+    """Rows that are slow to read."""
 
     def __getitem__(self, row):
         time.sleep(0.01)
         return super().__getitem__(row)
 
 
-def test_waiting_for_rows_is_named(tmp_path, capsys):
+def test_waiting_for_rows_is_reported(tmp_path, capsys):
     make(tmp_path, SlowRows(COUNTING), max_steps=8).train()
     assert symptoms(tmp_path) == [("waiting for data", 5)]
     assert "raise --dataloader_num_workers" in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_waiting_for_rows_is_named(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_resumed_run_says_nothing_twice(tmp_path, capsys):
+def test_resumed_run_reports_each_symptom_once(tmp_path, capsys):
     settings = {"eval_strategy": "steps", "eval_steps": 5, "save_strategy": "steps", "save_steps": 60}
     settings |= {"save_total_limit": None, "learning_rate": 2e-2}
     sets = LOTTERY[:10], LOTTERY[10:20]
@@ -190,14 +190,14 @@ def test_a_resumed_run_says_nothing_twice(tmp_path, capsys):
     make(tmp_path, *sets, max_steps=90, **settings).train(resume_from_checkpoint=checkpoint)
     assert symptoms(tmp_path) == said
     assert "symptom" not in capsys.readouterr().err
-    # Where nothing is known of that, the same steps are ill anew.
+    # Without the earlier log, the same steps report the symptom again.
     write_jsonl(tmp_path / "metrics.jsonl", [])
     make(tmp_path, *sets, max_steps=90, **settings).train(resume_from_checkpoint=checkpoint)
     assert [name for name, _ in symptoms(tmp_path)] == ["overfitting"]
 
 
 @pytest.mark.slow
-def test_a_resumed_run_forgets_what_was_said_after_its_checkpoint(tmp_path):
+def test_resumed_run_removes_symptoms_after_its_checkpoint(tmp_path):
     settings = {"save_strategy": "steps", "save_steps": 40, "max_steps": 60}
     trainer = make(tmp_path, **settings)
     spike = trainer.model.lm_head.register_forward_hook(
@@ -210,11 +210,11 @@ def test_a_resumed_run_forgets_what_was_said_after_its_checkpoint(tmp_path):
     assert symptoms(tmp_path) == []
 
 
-# ---- the judge alone ----------------------------------------------------------------------------------------------
+# ---- without training ---------------------------------------------------------------------------------------------
 
 
 def well(n=100, *, end=2500, noise=0.04, seed=0):
-    """Rows like those of a run that is well: a power law in the steps, noise, warm-up and cosine."""
+    """Return rows like those of a healthy run: a power law in the steps, noise, warm-up and cosine."""
     draws = (torch.randn(n, 2, generator=torch.Generator().manual_seed(seed)) * noise).tolist()
     steps = [end * (i + 1) // n for i in range(n)]
     for step, (a, b) in zip(steps, draws, strict=True):
@@ -229,30 +229,30 @@ def named(rows, **changes):
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1, 0.5])
-def test_noise_is_no_symptom(noise):
+def test_noise_is_not_a_symptom(noise):
     assert [named(well(noise=noise, seed=seed)) for seed in range(40)] == [[]] * 40
 
 
-def test_losses_of_single_rows_are_skewed_and_no_spike_for_that():
+def test_skewed_losses_of_single_rows_are_not_spikes():
     for seed in range(40):
         skewed = torch.randn(500, generator=torch.Generator().manual_seed(seed)).mul(0.4).exp().tolist()
         assert named({"step": i, "loss": 2 * factor} for i, factor in enumerate(skewed)) == []
 
 
-def test_numbers_that_are_missing_or_not_finite_are_passed_over():
+def test_missing_and_not_finite_values_are_ignored():
     rows = [row | {"loss": None, "loss_max": math.nan, "grad_norm_max": math.inf} for row in well()]
     assert named([{"step": 0, "eval_loss": None}, *rows, {"step": 2500, "train_runtime": 7.0}]) == []
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0, 9.0])
-def test_a_jump_is_a_spike_in_the_mean_or_the_highest_of_an_interval(share):
+def test_spike_is_detected_in_the_mean_and_maximum_of_an_interval(share):
     for key in ("loss", "loss_max"):
         rows = list(well())
         rows[60][key] *= 1 + share
         assert named(rows) == ["loss spike"]
 
 
-def test_early_on_a_loss_has_to_double_to_be_a_spike():
+def test_early_spike_requires_a_doubled_loss():
     before = [7.0 - 0.1 * i for i in range(10)]
     assert not is_spike(9.0, before)
     assert is_spike(14.0, before)
@@ -260,7 +260,7 @@ def test_early_on_a_loss_has_to_double_to_be_a_spike():
     assert is_spike(9.0, [*before, *before])
 
 
-def test_the_gain_is_that_of_a_straight_line_and_its_error_that_of_the_noise():
+def test_gain_and_its_error_are_those_of_a_linear_fit():
     steps = torch.arange(0, 1000, 10).double().numpy()
     line = 4 - 0.001 * steps
     assert gain_of(steps, line) == (pytest.approx(0.99), pytest.approx(0, abs=1e-9))
@@ -273,16 +273,16 @@ def test_the_gain_is_that_of_a_straight_line_and_its_error_that_of_the_noise():
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.4])
-def test_a_level_loss_is_a_plateau_while_the_rate_is_high(rate):
+def test_constant_loss_is_a_plateau_while_the_rate_is_high(rate):
     rows = [row | {"loss": 3.0 + 0.01 * (-1) ** i, "learning_rate": rate} for i, row in enumerate(well())]
     assert named([row for row in rows if row["step"] < 1500]) == (["plateau"] if rate == 1 else ["learning rate"])
 
 
-def test_a_loss_that_falls_slowly_and_surely_is_no_plateau():
+def test_slowly_falling_loss_is_not_a_plateau():
     assert named(row | {"loss": 3 - 3e-5 * row["step"], "loss_max": 3.0} for row in well()) == []
 
 
-def test_a_level_loss_during_warm_up_is_no_plateau():
+def test_constant_loss_during_warm_up_is_not_a_plateau():
     rows = [row | {"loss": 3.0} for row in well()]
     assert named(rows, warmup_steps=2000) == []
 
@@ -292,7 +292,7 @@ EVALUATED |= {"level": [4.0, 3.9, 3.901, 3.905, 3.902, 3.903], "to and fro": [4.
 
 
 @pytest.mark.parametrize(("name", "says"), [("better", 0), ("worse", 1), ("level", 0), ("to and fro", 0)])
-def test_overfitting_is_three_evaluations_in_a_row_above_the_best(name, says):
+def test_overfitting_requires_three_consecutive_evaluations_above_the_best(name, says):
     training, rows = list(well()), []
     for i, loss in enumerate(EVALUATED[name]):
         rows += [*training[10 * i : 10 * i + 10], {"step": 250 * (i + 1), "eval_loss": loss}]
@@ -300,21 +300,21 @@ def test_overfitting_is_three_evaluations_in_a_row_above_the_best(name, says):
     if says:
         assert named(row | {"epoch": 0.9} for row in rows) == []  # no row was seen twice
         rising = [row | ({"loss": 3 + row["step"] / 10_000} if "loss" in row else {}) for row in rows]
-        assert "overfitting" not in named(rising)  # that is another trouble
+        assert "overfitting" not in named(rising)  # it is a divergence
 
 
-def test_a_log_that_begins_late_says_nothing_of_the_warm_up():
+def test_log_that_starts_late_reports_no_warm_up_symptom():
     assert named(row for row in well() if row["step"] > 1500) == []
 
 
-def test_two_intervals_of_waiting_are_none():
+def test_two_intervals_of_waiting_are_not_a_symptom():
     waits = [0.0, 0.5, 0.5, 0.0, 0.5, 0.5, 0.5, 0.5, 0.0]
     rows = [row | {"data_wait": wait} for row, wait in zip(well(9), waits, strict=True)]
     assert named(rows) == []
     assert named([*rows, *[rows[-1] | {"data_wait": 0.11}] * 5]) == ["waiting for data"]
 
 
-def test_held_out_loss_above_its_start_is_a_divergence_named_once():
+def test_held_out_loss_above_its_start_is_reported_once_as_divergence():
     found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
     losses = {0: 5.0, 5: 4.0, 10: 5.005, 15: 133.0, 20: 140.0}
     named = [row for step, loss in losses.items() for row in found.judge({"step": step, "eval_loss": loss})]
@@ -323,7 +323,7 @@ def test_held_out_loss_above_its_start_is_a_divergence_named_once():
     assert "5.000" in named[0]["says"]
 
 
-def test_held_out_loss_above_its_start_beside_a_falling_training_loss_is_no_divergence():
+def test_falling_training_loss_is_not_a_divergence():
     found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
     rows = [{"step": 0, "eval_loss": 5.0}, {"step": 9, "loss": 0.1}, {"step": 10, "eval_loss": 6.0}]
     assert not [symptom for row in rows for symptom in found.judge(row) if symptom["symptom"] == "divergence"]

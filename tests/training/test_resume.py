@@ -346,7 +346,7 @@ def test_signal_message_reports_a_checkpoint_of_weights_only(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     signal_at(7, monkeypatch)
     with pytest.raises(
-        RunInterruptedError, match="checkpoint-7, of which training cannot resume: with --save_only_model"
+        RunInterruptedError, match="checkpoint-7, from which training cannot resume: with --save_only_model"
     ):
         run_train([*tiny_words(tmp_path, tmp_path / "run"), "--save_only_model"])
 
