@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from argparse import Namespace
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import constants, get_token
@@ -270,3 +271,10 @@ def stored_token() -> str | None:
         return get_token()
     except (OSError, UnicodeDecodeError) as error:
         raise AuthError(f"the token for the Hub cannot be read ({error}). Log in again: hf auth login") from None
+
+
+def known_token() -> str | None:
+    """Return the token of the environment or of `hf auth login`, if it can be read: a dry run needs none."""
+    with suppress(AuthError):
+        return stored_token()
+    return None

@@ -1,8 +1,8 @@
-"""The HTTP client under `huggingface_hub`: each call has a time-out, and is repeated when the Hub fails for a moment.
+"""The HTTP client under `huggingface_hub`: each call has a time-out and is retried after a temporary failure.
 
-`huggingface_hub` sets no time-out for most calls and repeats only some of them. `connect` gives it this client, which
-does both for all calls. The exceptions: hf_xet brings a client of its own (XET), and a commit is never repeated here,
-because `hub.Hub.push` must first find out whether it was made.
+`huggingface_hub` sets no time-out for most calls and retries only some of them. `install_client` gives it this client,
+which does both for all calls. Two exceptions: hf_xet has its own client (XET), and a commit is never retried here,
+because `commit.commit_folder` must first find out whether it was made.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from huggingface_hub.utils import get_session, parse_ratelimit_headers
 
 from gpt2small_hf.errors import UsageError
 
-WAITS = (1, 2, 4, 8)
-"""Seconds before each further attempt, or as many as the Hub asks for. So a call is made at most five times."""
-MOST_WAIT = 300
-"""Seconds that a call waits between its attempts, all together: the Hub's rate limits are per five minutes."""
-SLOW = 6
-"""How many times HF_HUB_DOWNLOAD_TIMEOUT (10 s) a commit and the storage may be silent: they work on large files."""
-SLOWEST = 100_000
-"""Bytes a second that an upload by hf_xet must reach, after ten times the silence of SLOW."""
+RETRY_WAITS_SECONDS = (1, 2, 4, 8)
+"""Seconds before each retry, or longer if the Hub asks for it: at most five attempts."""
+MAX_WAIT_SECONDS = 300
+"""Maximum seconds that one call waits in total: the Hub's rate limits are per five minutes."""
+SLOW_FACTOR = 6
+"""Multiple of HF_HUB_DOWNLOAD_TIMEOUT (10 s) after which a commit or a storage call times out."""
+MIN_UPLOAD_RATE = 100_000
+"""Bytes per second that an upload by hf_xet must reach, after ten such time-outs."""
 TRANSIENT = {408, 429, 500, 502, 503, 504}
 COMMIT = re.compile(r"/api/\w+/[^/]+/[^/]+/commit/")
-"""Path of a commit; the account or the repository may be named `commit`, too."""
-LONGEST = 1e9
-"""Seconds, at most, that a server's request to wait is taken to mean."""
+"""Path of a commit. An account or a repository may also be named `commit`."""
+MAX_ASKED_SECONDS = 1e9
+"""Upper bound, in seconds, on the wait that a server asks for."""
 XET = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "1s"}
 """Environment of hf_xet. It waits 30 s for an answer and repeats a call, by default with pauses of up to 90 s."""
 
 
-class GaveUpError(httpx2.TransportError):
-    """All attempts of a call failed. `huggingface_hub` does not repeat it again after that."""
+class RetriesExhaustedError(httpx2.TransportError):
+    """All attempts of a call failed. `huggingface_hub` does not retry this error."""
 
     def __init__(self, why: str, request: httpx2.Request, attempts: int) -> None:
         super().__init__(f"{why} ({call_name(request)}, {attempts} attempts)", request=request)
 
 
 class WebPageError(httpx2.DecodingError):
-    """The answer is a web page: something between here and the Hub answers in its place."""
+    """The response is a web page: a proxy or login page answered instead of the Hub."""
 
 
 class Retries:
@@ -65,27 +65,27 @@ class Retries:
 
     def wait(self, call: str, why: str, headers: Mapping[str, str]) -> bool:
         """Wait before another attempt, and announce it. Returns: False at once if there is none left."""
-        if self.failed == len(WAITS):
+        if self.failed == len(RETRY_WAITS_SECONDS):
             return False
-        seconds = max(WAITS[self.failed], seconds_asked(headers))
-        if self.waited + seconds > MOST_WAIT:
+        seconds = max(RETRY_WAITS_SECONDS[self.failed], requested_wait_seconds(headers))
+        if self.waited + seconds > MAX_WAIT_SECONDS:
             return False
         self.failed, self.waited = self.failed + 1, self.waited + seconds
-        print(f"{call}: {why}; trying again in {seconds:g} s", file=sys.stderr, flush=True)
+        print(f"{call}: {why}; retrying in {seconds:g} s", file=sys.stderr, flush=True)
         time.sleep(seconds)
         return True
 
 
 class Client(httpx2.Client):
-    """Limits how long a server may be silent, and repeats calls. Raises: GaveUpError, WebPageError."""
+    """Sets a time-out for each call and retries it. Raises: RetriesExhaustedError, WebPageError."""
 
-    reached = False
+    has_connected = False
     """Whether any server has answered. Until then a refused connection is an error of the address or the network."""
 
     def build_request(self, method: str, url: httpx2.URL | str, **given: Any) -> httpx2.Request:
-        """Set a time-out where the caller asks for none, and remember where a file to be sent starts."""
+        """Set a time-out where the caller sets none, and record the position in a file to be sent."""
         if not isinstance(given.get("timeout"), (int, float, httpx2.Timeout)):
-            given["timeout"] = time_out(httpx2.URL(url))
+            given["timeout"] = timeout_for(httpx2.URL(url))
         request = super().build_request(method, url, **given)
         file: Any = given.get("data")
         if hasattr(file, "seek"):
@@ -93,53 +93,53 @@ class Client(httpx2.Client):
         return request
 
     def send(self, request: httpx2.Request, **how: Any) -> httpx2.Response:
-        """Send a request until it is answered with something else than a failure that may pass."""
+        """Send a request, and retry it after temporary failures."""
         if is_commit(request):
             response = super().send(request, **how)
-            refuse_web_page(response)
+            check_not_web_page(response)
             return response
         retries = Retries()
         while True:
             try:
                 response = super().send(request, **how)
-                self.reached = True
-                refuse_web_page(response)
+                self.has_connected = True
+                check_not_web_page(response)
                 if response.status_code not in TRANSIENT:
                     return response
                 response.close()
                 if not retries.wait(call_name(request), status_reason(response), response.headers):
-                    raise GaveUpError(status_reason(response), request, retries.failed + 1)
+                    raise RetriesExhaustedError(status_reason(response), request, retries.failed + 1)
             except (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError) as error:
-                if isinstance(error, httpx2.ConnectError) and not self.reached:
+                if isinstance(error, httpx2.ConnectError) and not self.has_connected:
                     raise
-                if not retries.wait(call_name(request), silence(error), {}):
-                    raise GaveUpError(silence(error), request, retries.failed + 1) from error
+                if not retries.wait(call_name(request), connection_reason(error), {}):
+                    raise RetriesExhaustedError(connection_reason(error), request, retries.failed + 1) from error
             if file := request.extensions.get("file"):
                 file[0].seek(file[1])
 
 
 @cache
-def connect() -> None:
+def install_client() -> None:
     """Give huggingface_hub this client.
 
     Raises: UsageError if the environment names an unusable proxy or certificate file; so does each new client.
     """
     for variable, limit in XET.items():
         os.environ.setdefault(variable, limit)
-    with usable_environment():
+    with connection_errors():
         hooks = get_session().event_hooks  # those of huggingface_hub's own client: offline mode and request ids
     set_client_factory(partial(new_client, hooks))
     get_session()
 
 
 def new_client(hooks: dict[str, list[Callable[..., Any]]]) -> Client:
-    """Return a client for `huggingface_hub`. Raises: as `connect`."""
-    with usable_environment():
+    """Return a client for `huggingface_hub`. Raises: as `install_client`."""
+    with connection_errors():
         return Client(event_hooks=hooks, follow_redirects=True, timeout=None)
 
 
 @contextmanager
-def usable_environment() -> Iterator[None]:
+def connection_errors() -> Iterator[None]:
     """Raise: UsageError if no client can be made because of the environment's proxies or certificates."""
     try:
         yield
@@ -154,17 +154,17 @@ def usable_environment() -> Iterator[None]:
         ) from None
 
 
-def time_out(url: httpx2.URL) -> httpx2.Timeout:
-    """Return the seconds of silence after which a call has failed. Bytes that flow may take as long as they need."""
+def timeout_for(url: httpx2.URL) -> httpx2.Timeout:
+    """Return the time-out between two received bytes. A transfer as a whole has no limit."""
     seconds = constants.HF_HUB_DOWNLOAD_TIMEOUT
     path = path_on_hub(url)
     is_slow = COMMIT.match(path) or not path.startswith("/api/")
-    return httpx2.Timeout(seconds * SLOW if is_slow else seconds, connect=seconds)
+    return httpx2.Timeout(seconds * SLOW_FACTOR if is_slow else seconds, connect=seconds)
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
-    """Interrupt what runs too long. For hf_xet, which waits without end for an answer to a list of what it sent.
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt a block that runs too long. For hf_xet, which waits forever for the response to a shard.
 
     In the main thread only. Raises: TimeoutError.
     """
@@ -199,19 +199,19 @@ def path_on_hub(url: httpx2.URL) -> str:
     return url.path.removeprefix(urlsplit(constants.ENDPOINT).path.rstrip("/"))
 
 
-def shown(address: str) -> str:
-    """Return an address as people may read it: without user and password, and without a query (a signature)."""
+def public_url(address: str) -> str:
+    """Return an address that may be printed: without user, password and query (a signature)."""
     return re.sub(r"^(\w+://)?.*@", r"\1", address.split("?")[0])
 
 
 def call_name(request: httpx2.Request) -> str:
-    """Return what people may read of a request: no query, which may hold a signature."""
+    """Return method, host and path of a request, without its query, which may contain a signature."""
     host = "" if str(request.url).startswith(constants.ENDPOINT) else request.url.host
     return f"{request.method} {host}{request.url.path}"[:100]
 
 
-def silence(error: httpx2.TransportError) -> str:
-    """Return the reason of a missing answer, in one line."""
+def connection_reason(error: httpx2.TransportError) -> str:
+    """Return in one line why there is no response."""
     host = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
     if isinstance(error, httpx2.TimeoutException):
         limits = error.request.extensions["timeout"]
@@ -221,15 +221,15 @@ def silence(error: httpx2.TransportError) -> str:
 
 
 def status_reason(response: httpx2.Response) -> str:
-    """Return the status by which the Hub asks to try again, its message, and when."""
-    seconds = seconds_asked(response.headers)
+    """Return the status of a temporary failure, the Hub's message and the wait it asks for, in one line."""
+    seconds = requested_wait_seconds(response.headers)
     message = " ".join(response.headers.get("X-Error-Message", "").split())[:200]
     words = f" ({message.rstrip('. ')})" if message else ""
     return f"the Hub answered {response.status_code}{words}" + (f" and asks to wait {seconds:g} s" if seconds else "")
 
 
-def seconds_asked(headers: Mapping[str, str]) -> float:
-    """Return for how long a server asks to wait: `Retry-After` as seconds or date, or an exhausted `RateLimit`."""
+def requested_wait_seconds(headers: Mapping[str, str]) -> float:
+    """Return the seconds a server asks to wait: `Retry-After` in seconds or as a date, or an exhausted `RateLimit`."""
     asked = [0.0]
     after = headers.get("Retry-After", "").strip()
     if after.isdecimal():
@@ -240,15 +240,15 @@ def seconds_asked(headers: Mapping[str, str]) -> float:
     limit = parse_ratelimit_headers(headers)
     if limit is not None and limit.remaining == 0:
         asked.append(limit.reset_in_seconds)
-    return math.ceil(min(max(asked), LONGEST))
+    return math.ceil(min(max(asked), MAX_ASKED_SECONDS))
 
 
-def refuse_web_page(response: httpx2.Response) -> None:
-    """Raise: WebPageError for a web page with a status of success. Neither the Hub's API nor its storage sends one."""
+def check_not_web_page(response: httpx2.Response) -> None:
+    """Raise: WebPageError for a web page with a status of success, which neither the Hub nor its storage sends."""
     if response.is_success and "html" in response.headers.get("Content-Type", ""):
         response.close()
         raise WebPageError(
             f"the answer is a web page ({call_name(response.request)}), perhaps the login page of a network or proxy. "
-            f"Open {shown(constants.ENDPOINT)} in a browser, and check HF_ENDPOINT",
+            f"Open {public_url(constants.ENDPOINT)} in a browser, and check HF_ENDPOINT",
             request=response.request,
         )

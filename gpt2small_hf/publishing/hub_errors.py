@@ -18,34 +18,42 @@ from huggingface_hub.errors import (
 
 from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing.arguments import AuthError
-from gpt2small_hf.publishing.client import TRANSIENT, Retries, call_name, is_commit, shown, silence, status_reason
+from gpt2small_hf.publishing.client import (
+    TRANSIENT,
+    Retries,
+    call_name,
+    connection_reason,
+    is_commit,
+    public_url,
+    status_reason,
+)
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading an answer raises that is JSON of another form than the Hub's, or not JSON."""
+"""Errors from parsing a response that is not JSON, or JSON of another form than the Hub's."""
 
 
 class UploadError(CommandError):
-    """The push failed. Running the same command again continues it."""
+    """The push failed. Running the same command again resumes it."""
 
     status = 4
 
 
 class VerifyError(CommandError):
-    """What is on the Hub is not what was staged, or a stranger cannot use it. Nothing was tagged or made public."""
+    """The published files differ from the staged ones or do not load. Nothing was tagged or made public."""
 
     status = 5
 
 
 @contextmanager
-def answers(what: str) -> Iterator[None]:
-    """Turn what the Hub answers while we are at `what` into one line. Raises: AuthError, UploadError, UsageError."""
+def command_errors(what: str) -> Iterator[None]:
+    """Turn errors of the Hub during `what` into one line. Raises: AuthError, UploadError, UsageError."""
     try:
         yield
     except OfflineModeIsEnabled:
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.") from None
     except RevisionNotFoundError as error:
         raise UploadError(
-            f"{what}: {error_reason(error)}. Somebody has changed it; give the same command again."
+            f"{what}: {error_reason(error)}. The repository has changed; run the same command again."
         ) from None
     except HfHubHTTPError as error:
         status = http_status(error)
@@ -54,11 +62,11 @@ def answers(what: str) -> Iterator[None]:
         if status in (401, 403, 404):
             raise AuthError(
                 f"{what}: the Hub does not allow it ({error_reason(error)}). Check the name, and that the token has "
-                f"write access: {shown(constants.ENDPOINT)}/settings/tokens"
+                f"write access: {public_url(constants.ENDPOINT)}/settings/tokens"
             ) from None
         raise UploadError(f"{what}: {error_reason(error)}") from None
     except httpx2.InvalidURL:  # whose message may quote a password
-        raise UsageError(f"{what}: {shown(constants.ENDPOINT)} is not an address. Check HF_ENDPOINT.") from None
+        raise UsageError(f"{what}: {public_url(constants.ENDPOINT)} is not an address. Check HF_ENDPOINT.") from None
     except (httpx2.HTTPError, OSError, *MALFORMED) as error:
         raise UploadError(f"{what}: {error_reason(error)}. Run the same command to continue.") from None
 
@@ -78,24 +86,24 @@ def is_commit_error(error: Exception) -> bool:
 
 
 def is_unanswered_commit(error: Exception) -> bool:
-    """Whether a commit was asked for, and nobody knows what came of it."""
+    """Return whether a commit was requested and its outcome is unknown."""
     lost = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
     return lost and is_commit_error(error)
 
 
 def wait_before_retry(retries: Retries, error: Exception) -> bool:
-    """Wait before another attempt at what failed. Returns: False if there is none left."""
+    """Wait before a retry. Returns: False if there are no attempts left."""
     request, response = failed_request(error), getattr(error, "response", None)
     assert request is not None
     return retries.wait(call_name(request), error_reason(error), {} if response is None else response.headers)
 
 
 def error_reason(error: BaseException) -> str:
-    """Why, on one line, without what might be secret: addresses to upload to carry signatures."""
+    """Return the reason of an error in one line, without secrets: upload addresses contain signatures."""
     cause, response = error.__cause__, getattr(error, "response", None)
-    if isinstance(error, LocalEntryNotFoundError) and cause is not None:  # the client's word for any download
+    if isinstance(error, LocalEntryNotFoundError) and cause is not None:  # raised for any failed download
         return error_reason(cause)
-    if isinstance(error, RuntimeError) and isinstance(cause, Exception):  # the client's word for any upload
+    if isinstance(error, RuntimeError) and isinstance(cause, Exception):  # raised for any failed upload
         return f"{str(error).rstrip('. ')} ({error_reason(cause)})"
     message = getattr(error, "server_message", None) or str(error)
     if response is not None and response.status_code in TRANSIENT:
@@ -103,10 +111,10 @@ def error_reason(error: BaseException) -> str:
     elif response is not None and response.status_code == 403 and not getattr(error, "server_message", None):
         message = "the Hub answered 403"
     elif isinstance(error, (httpx2.TimeoutException, httpx2.NetworkError, httpx2.RemoteProtocolError)):
-        message = silence(error)
+        message = connection_reason(error)
     elif type(error) is ConnectionError:  # hf_xet's
         message = f"storage (Xet): {message}"
     elif isinstance(error, (json.JSONDecodeError, *MALFORMED[1:])):
-        message = f"{shown(constants.ENDPOINT)} did not answer as the Hub does ({type(error).__name__}: {message})"
-    line = re.sub(r"https?://\S+", lambda match: shown(match[0]), " ".join(message.split()))
+        message = f"{public_url(constants.ENDPOINT)} did not answer as the Hub does ({type(error).__name__}: {message})"
+    line = re.sub(r"https?://\S+", lambda match: public_url(match[0]), " ".join(message.split()))
     return line[:300].rstrip(". ")

@@ -37,13 +37,13 @@ ENOUGH_SECONDS = 300
 NOWHERE = "http://127.0.0.1:1"
 """An address at which no server listens."""
 
-FAST = "client.WAITS = (0.01,) * 4"
+FAST = "client.RETRY_WAITS_SECONDS = (0.01,) * 4"
 """Calls are repeated at once."""
 WAITING = """
 import gc, json, os, runpy, sys
 script, then = sys.argv[1:]
 sys.path.insert(0, os.path.dirname(os.path.dirname(script)))
-from gpt2small_hf.publishing import card, client, hub, push, secret_scan, source, stage, verify
+from gpt2small_hf.publishing import card, client, commit, hub, push, secret_scan, source, stage, verify
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 secret_scan.check_flag_value("", "")  # compiles the rules

@@ -28,8 +28,9 @@ from gpt2small_hf.publishing.hub import Hub, is_public
 from gpt2small_hf.publishing.hub_errors import UploadError
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
-from gpt2small_hf.publishing.push import Plan, private_links
-from gpt2small_hf.publishing.repository import Remote
+from gpt2small_hf.publishing.push import private_links
+from gpt2small_hf.publishing.push_plan import PushPlan
+from gpt2small_hf.publishing.repository import RepositoryState
 from gpt2small_hf.publishing.repository_checks import (
     check_card,
     check_tag,
@@ -57,12 +58,12 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServe
         )
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-        monkeypatch.setattr(client, "SLOW", 1)
-        monkeypatch.setattr(client, "WAITS", (0.01, 0.02))
+        monkeypatch.setattr(client, "SLOW_FACTOR", 1)
+        monkeypatch.setattr(client, "RETRY_WAITS_SECONDS", (0.01, 0.02))
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        client.connect.cache_clear()
+        client.install_client.cache_clear()
         about = {"slug": COLLECTION, "title": "Mine", "owner": {"type": "user", "name": "you"}, "items": []}
         more = {
             "private": False,
@@ -93,21 +94,21 @@ def push_once(staged: Path) -> None:
     is_public("you/data", "dataset")
     hub = Hub()
     hub.check_collection(COLLECTION)
-    remote = hub.look(REPO, "next", proposal="Propose")
+    remote = hub.repository_state(REPO, "next", pull_request_title="Propose")
     remote.other_model = find_other_model(hub, remote, [])
     check_tag(hub, remote, "v1", staged)
     check_card(hub, remote, staged, License("mit"), replace=False)
     files = list_files(staged)
     find_changes(hub, remote, staged, files)
-    hub.prepare(remote)
-    hub.tag_former(remote)
+    hub.create_missing(remote)
+    hub.tag_backup(remote)
     pushed = commit_folder(hub, remote, staged, files, "Publish tiny")
-    hub.verify(remote, staged, pushed.commit)
+    hub.verify_checksums(staged, REPO, pushed.commit)
     with TemporaryDirectory() as cache:
         hub.download(REPO, pushed.commit, Path(cache))
-    hub.tag(remote, "v1", pushed.commit, "Publish tiny")
-    hub.make_public(REPO, public=True)
-    hub.collect(COLLECTION, REPO)
+    hub.create_tag(remote, "v1", pushed.commit, "Publish tiny")
+    hub.set_visibility(REPO, public=True)
+    hub.add_to_collection(COLLECTION, REPO)
 
 
 def assert_pushed_once(server: HubServer, staged: Path) -> None:
@@ -125,7 +126,7 @@ def test_an_origin_that_the_token_cannot_see_is_refused(server):
     server.create("you/first", private=True)
     for origin in ("you/first", "you/frist", "max/theirs"):
         args = parse_arguments(["mine", REPO, "--origin", origin])
-        plan = Plan(source, Path("staged"), Publication(REPO, origin=origin))
+        plan = PushPlan(source, Path("staged"), Publication(REPO, origin=origin))
         if origin == "you/first":
             assert private_links(args, plan) == {origin}
             continue
@@ -158,7 +159,7 @@ def test_a_push_survives_one_fault_at_every_call(server, staged, capfd, kind, is
     assert_pushed_once(server, staged)
     told = capfd.readouterr().err
     assert "GET /api/whoami-v2: " in told
-    assert all(line.endswith("; trying again in 0.01 s") for line in told.splitlines())
+    assert all(line.endswith("; retrying in 0.01 s") for line in told.splitlines())
 
 
 def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd):
@@ -167,7 +168,7 @@ def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd
     push_once(staged)
     assert_pushed_once(server, staged)
     told = capfd.readouterr().err
-    assert f"GET /api/whoami-v2: no answer from {server.url} within 0.5 s; trying again in 0.01 s\n" in told
+    assert f"GET /api/whoami-v2: no answer from {server.url} within 0.5 s; retrying in 0.01 s\n" in told
 
 
 @pytest.mark.parametrize("call", ["whoami", "tree", "put", "commit", "tag"])
@@ -199,7 +200,7 @@ def test_the_token_of_xet_is_bounded_in_time_and_refused_in_words(server, staged
 def test_every_request_of_a_push_has_a_time_out(server, staged):
     existing(server)
     seen = {}
-    client.connect()
+    client.install_client()
     get_session().event_hooks["request"].append(
         lambda request: seen.setdefault(f"{request.method} {request.url.path}", request.extensions["timeout"])
     )
@@ -242,25 +243,27 @@ def test_an_answer_of_another_form_is_one_line(server, staged, call, kind):
         ({"Retry-After": "7"}, 7),
         ({"retry-after": format_datetime(datetime.now(timezone.utc) + timedelta(days=1), usegmt=True)}, 86_400),
         ({"Retry-After": "soon"}, 0),
-        ({"Retry-After": "9" * 400}, client.LONGEST),
-        ({"RateLimit": f'"api";r=0;t={"9" * 400}'}, client.LONGEST),
+        ({"Retry-After": "9" * 400}, client.MAX_ASKED_SECONDS),
+        ({"RateLimit": f'"api";r=0;t={"9" * 400}'}, client.MAX_ASKED_SECONDS),
         ({"RateLimit": '"api";r=0;t=55', "RateLimit-Policy": '"fixed window";"api";q=500;w=300'}, 55),
         ({"RateLimit": '"api";r=12;t=55'}, 0),
         ({"RateLimit": '"api";r=0;t=5', "Retry-After": "9"}, 9),
     ],
 )
 def test_seconds_asked_reads_every_form(headers, seconds):
-    assert client.seconds_asked(httpx2.Headers(headers)) == pytest.approx(seconds, abs=3600 if seconds == 86_400 else 0)
+    assert client.requested_wait_seconds(httpx2.Headers(headers)) == pytest.approx(
+        seconds, abs=3600 if seconds == 86_400 else 0
+    )
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
 def test_what_takes_too_long_is_interrupted_even_where_signals_are_ignored(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
-        with pytest.raises(TimeoutError, match="did not end within 0 s"), client.limited(0.05):
+        with pytest.raises(TimeoutError, match="did not end within 0 s"), client.time_limit(0.05):
             threading.Event().wait(5)
         assert signal.getsignal(signal.SIGINT) is handler
-        with pytest.raises(KeyboardInterrupt), client.limited(5):
+        with pytest.raises(KeyboardInterrupt), client.time_limit(5):
             raise KeyboardInterrupt
     finally:
         signal.signal(signal.SIGINT, before)
@@ -273,7 +276,7 @@ def test_a_call_waits_as_long_as_the_hub_asks_and_announces_it(server, staged, c
     server.inject("whoami", "429", headers=headers)
     Hub()
     assert waits == [40]
-    said = "GET /api/whoami-v2: the Hub answered 429 and asks to wait 40 s; trying again in 40 s\n"
+    said = "GET /api/whoami-v2: the Hub answered 429 and asks to wait 40 s; retrying in 40 s\n"
     assert capfd.readouterr().err == said
 
 
@@ -283,7 +286,7 @@ def test_a_busy_server_is_quoted_in_the_message(server, staged, capfd, call):
     server.inject(call, "503", times=-1, headers={"X-Error-Message": "Maintenance until 10:00 UTC."})
     with pytest.raises(UploadError, match=r"the Hub answered 503 \(Maintenance until 10:00 UTC\)"):
         push_once(staged)
-    assert ": the Hub answered 503 (Maintenance until 10:00 UTC); trying again in 0.01 s\n" in capfd.readouterr().err
+    assert ": the Hub answered 503 (Maintenance until 10:00 UTC); retrying in 0.01 s\n" in capfd.readouterr().err
 
 
 def test_a_commit_is_made_once_if_the_hub_does_not_tell_whether_it_was_made(server, staged):
@@ -347,7 +350,7 @@ def test_an_unusable_proxy_or_certificate_is_one_line(server, monkeypatch, varia
 def test_an_address_without_a_hub_is_one_line_at_once(server, monkeypatch, endpoint, kind):
     monkeypatch.setattr(constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pytest.fail))
-    with pytest.raises(kind, match="asking whose the token is"):
+    with pytest.raises(kind, match="checking the token"):
         Hub()
 
 
@@ -359,7 +362,7 @@ def test_a_password_in_the_address_of_the_hub_is_not_printed(server, monkeypatch
         server.inject("whoami", kind, times=-1)
     with pytest.raises(CommandError) as error:
         Hub()
-    assert "s3cret" not in f"{error.value}{capfd.readouterr()}{Remote(REPO, 'main', exists=True).url()}"
+    assert "s3cret" not in f"{error.value}{capfd.readouterr()}{RepositoryState(REPO, 'main', exists=True).url()}"
 
 
 def test_a_token_that_cannot_be_sent_or_read_is_one_line(server, monkeypatch, tmp_path):
@@ -388,9 +391,9 @@ def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
     config = {"model_type": ["gpt2small"], "auto_map": auto_map}
     server.commit(REPO, {"config.json": json.dumps(config).encode(), "modeling_gpt2small.py": b""})
     hub = Hub()
-    remote = hub.look(REPO)
+    remote = hub.repository_state(REPO)
     assert find_other_model(hub, remote, []) == "a model of type ['gpt2small']"
-    assert find_changes(hub, remote, staged, list_files(staged)).told()[0] == "replaces config.json"
+    assert find_changes(hub, remote, staged, list_files(staged)).describe()[0] == "replaces config.json"
 
 
 @pytest.mark.parametrize(
@@ -404,11 +407,11 @@ def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
     server.create(REPO)
     server.commit(REPO, {name: b"\0", "LICENSE.txt": b"terms", "USE_POLICY.md": b"policy", "fox.png": b"a picture"})
     hub = Hub()
-    remote = hub.look(REPO)
+    remote = hub.repository_state(REPO)
     remote.other_model = find_other_model(hub, remote, [])
     assert remote.other_model is not None
     assert name in remote.other_model
-    told = find_changes(hub, remote, staged, list_files(staged)).told()
+    told = find_changes(hub, remote, staged, list_files(staged)).describe()
     assert told == [f"removes LICENSE.txt, USE_POLICY.md, {name}", "keeps fox.png"]
 
 
@@ -417,7 +420,7 @@ def test_another_license_named_other_is_kept(server, staged):
     card = "---\nlicense: other\nlicense_name: llama3\nlicense_link: https://example.org/llama3\n---\n"
     server.commit(REPO, {"README.md": card.encode()})
     hub = Hub()
-    remote = hub.look(REPO)
+    remote = hub.repository_state(REPO)
     check_card(hub, remote, staged, License("other", "llama3", "https://example.org/llama3"), replace=False)
     for name, link, said in (
         ("mine", "https://example.org/llama3", "the license_name llama3. Add --license_name llama3 to keep it"),
@@ -426,27 +429,29 @@ def test_another_license_named_other_is_kept(server, staged):
         with pytest.raises(UsageError, match=said):
             check_card(hub, remote, staged, License("other", name, link), replace=False)
     server.commit(REPO, {"README.md": card.replace("https://example.org/llama3", "LICENSE").encode()})
-    remote = hub.look(REPO)
+    remote = hub.repository_state(REPO)
     with pytest.raises(UsageError, match=r"the license_link LICENSE\. Add --license_file FILE"):
         check_card(hub, remote, staged, License("other", "llama3", "https://example.org/mine"), replace=False)
 
 
 def test_a_tag_of_the_user_is_not_recorded_as_a_replaced_state():
-    remote = Remote(REPO, "main", exists=True, tags={"before-20240101": "0a" * 20, "before-1b1b1b1b": "1b" * 20})
+    remote = RepositoryState(
+        REPO, "main", exists=True, tags={"before-20240101": "0a" * 20, "before-1b1b1b1b": "1b" * 20}
+    )
     assert remote.replaced == {"before-1b1b1b1b": "1b" * 20}
 
 
 def test_a_new_repository_has_nothing_to_replace(server, staged):
     server.create(REPO)  # with its .gitattributes
     hub = Hub()
-    assert find_changes(hub, hub.look(REPO), staged, list_files(staged)).told() == []
+    assert find_changes(hub, hub.repository_state(REPO), staged, list_files(staged)).describe() == []
 
 
 def test_a_tag_of_somebody_else_is_not_taken_for_ours(server, staged):
     server.create(REPO)
     hub = Hub()
-    remote = hub.look(REPO)
+    remote = hub.repository_state(REPO)
     other = server.commit(REPO, {"a.txt": b"a"}).oid
     server.repos[REPO].refs["refs/tags/v1"] = other
-    with pytest.raises(UploadError, match=f"tag v1 of {REPO} was set meanwhile, to commit {other}"):
-        hub.tag(remote, "v1", remote.head, "Publish")
+    with pytest.raises(UploadError, match=f"tag v1 of {REPO} was set meanwhile to commit {other}"):
+        hub.create_tag(remote, "v1", remote.head, "Publish")

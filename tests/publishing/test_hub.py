@@ -75,7 +75,7 @@ def test_a_push_killed_at_its_commit_leaves_all_or_nothing(hub, push, run):
     assert published(hub) == contents(run.staged)
     assert hub.repos[REPO].tags == {}
     done = push(*QUICK)
-    assert "nothing to send: all files are there already" in done.out
+    assert "nothing to send: the files there are the same" in done.out
     assert_published(hub, run)
 
 
@@ -121,7 +121,7 @@ def test_a_commit_that_the_hub_could_not_take_is_tried_again(hub, push, run, fau
 def test_a_commit_whose_answer_is_lost_is_found_and_not_made_twice(hub, push, run):
     hub.drop_answer("/commit/")
     done = push(*QUICK)
-    assert (done.status, "trying again" in done.err) == (0, False)
+    assert (done.status, "retrying" in done.err) == (0, False)
     assert len(asked(hub, "/commit/")) == 1
     assert_published(hub, run)
 
@@ -131,8 +131,8 @@ def test_a_commit_that_never_succeeds_leaves_nothing_and_the_same_command_comple
     done = push(*QUICK, "--public")
     assert done.status == 4
     assert done.refusal == (
-        f"nothing was published to {REPO}: the Hub answered 500. Run the same command to continue; files that are "
-        "there are not sent again."
+        f"nothing was published to {REPO}: the Hub answered 500. Run the same command to continue; uploaded files "
+        "are not sent again."
     )
     assert len(asked(hub, "/commit/")) == 5
     assert_untouched(hub)
@@ -160,7 +160,7 @@ def test_a_refusal_of_the_storage_is_told_and_not_taken_for_one_of_the_token(hub
     done = push(*QUICK)
     assert done.status == 4
     assert done.refusal.startswith(f"nothing was published to {REPO}: Error while uploading '")
-    assert "' to the Hub (Request has expired). Run the same command to continue; files that are there" in done.refusal
+    assert "' to the Hub (Request has expired). Run the same command to continue; uploaded files are" in done.refusal
     assert_untouched(hub)
 
 
@@ -187,7 +187,7 @@ def test_a_silent_storage_of_xet_ends_the_push_in_one_line(hub, push, run):
 def test_a_hub_that_is_not_there_is_said_at_once(waiting, run, tmp_path):
     done = Push(NOWHERE, waiting, tmp_path)(*QUICK)
     assert done.status == 4
-    assert done.refusal.startswith(f"asking whose the token is: no connection to {NOWHERE} (")
+    assert done.refusal.startswith(f"checking the token: no connection to {NOWHERE} (")
     assert done.refusal.endswith("Run the same command to continue.")
     assert done.seconds < 20
 
@@ -216,21 +216,21 @@ def refused_at_the_commit(hub: HubServer) -> None:
     hub.fail("/auth-check/write", status=403, after=1)
 
 
-MAY_READ = f"may read {REPO} and not write it. Make one with write access at http://127.0.0.1:"
+MAY_READ = f"has read access to {REPO} only. Create one with write access at http://127.0.0.1:"
 
 
 @pytest.mark.parametrize(
     ("token", "state", "said"),
     [
         (None, nothing_there, "no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN."),
-        ("hf_wrong", there, " does not know the token in use. Make one with write access at http://127.0.0.1:"),
+        ("hf_wrong", there, " does not know the token in use. Create one with write access at http://127.0.0.1:"),
         (READ_TOKEN, nothing_there, f"the token in use (you's) {MAY_READ}"),
         (READ_TOKEN, there, f"the token in use (you's) {MAY_READ}"),
         (READ_TOKEN, hidden, f"the token in use (you's) {MAY_READ}"),
         (OTHER_TOKEN, there, f"the token in use (other's) {MAY_READ}"),
-        (OTHER_TOKEN, hidden, f"{REPO} is not there, and other cannot make it. Name one of your own: other/…"),
-        (OTHER_TOKEN, nothing_there, f"{REPO} is not there, and other cannot make it. Name one of your own: "),
-        ("hf_fine", nothing_there, f"making {REPO}: the Hub refused it: You don't have the rights to create"),
+        (OTHER_TOKEN, hidden, f"{REPO} does not exist, and other may not create it. Use one of yours: other/…"),
+        (OTHER_TOKEN, nothing_there, f"{REPO} does not exist, and other may not create it. Use one of yours: "),
+        ("hf_fine", nothing_there, f"creating {REPO}: the Hub refused it: You don't have the rights to create"),
         ("hf_fine", hidden, f"the token in use (you's) {MAY_READ}"),
         (TOKEN, refused_at_the_commit, f"the token in use (you's) {MAY_READ}"),
     ],
@@ -255,7 +255,7 @@ FULL = {"X-Error-Message": "Private repository storage limit reached"}
 @pytest.mark.parametrize(
     ("path", "xet", "said"),
     [
-        ("/preupload/", False, f"asking which files {REPO} takes: the Hub refused it: "),
+        ("/preupload/", False, f"asking which files {REPO} accepts: the Hub refused it: "),
         ("/objects/batch", False, f"the Hub refused the commit to {REPO}: "),
         ("/commit/", False, f"the Hub refused the commit to {REPO}: "),
         ("/tag/", False, f"tagging {REPO}: the Hub refused it: "),
@@ -310,7 +310,7 @@ def test_a_model_of_somebody_else_is_replaced_only_if_asked_and_keeps_a_tag(hub,
     assert done.status == 2
     assert done.refusal == (
         f"{REPO} has {what} that was not published by this command. Use another repository, or --create_pr; --replace "
-        f"replaces it, and keeps its state as tag {tag}."
+        f"replaces it and keeps its state as tag {tag}."
     )
     assert hub.files(REPO) == before
     assert (len(hub.landed), hub.repos[REPO].private, hub.repos[REPO].tags) == (2, False, {})
@@ -386,7 +386,7 @@ def test_a_new_branch_and_a_pull_request_replace_nothing_and_leave_out_the_other
         ({"README.md": b"---\nlicense: mit\n---\n"}, "apache-2.0", "README.md of you/tiny states the license mit."),
         ({"README.md": b"---\nlicense: mit\n---\n# My model\n"}, "mit", "README.md of you/tiny was edited on the Hub"),
         ({"LICENSE": APACHE}, "apache-2.0", None),
-        ({"LICENSE": APACHE.replace(b"Work", b"Play")}, "apache-2.0", "you/tiny has a LICENSE of its own."),
+        ({"LICENSE": APACHE.replace(b"Work", b"Play")}, "apache-2.0", "you/tiny has another LICENSE."),
     ],
     ids=["stub", "none named", "another license", "words", "same terms", "other terms"],
 )
@@ -432,7 +432,7 @@ def test_a_gitignore_that_excludes_a_file_is_refused_before_anything_is_sent(hub
     done = push(*QUICK, cold=xet, xet=xet)
     assert done.status == 2
     assert done.refusal == (
-        f".gitignore of {REPO} {said}, so the commit would be incomplete. Remove the rule on the Hub, or name another "
+        f".gitignore of {REPO} {said}, so the commit would be incomplete. Remove the rule on the Hub, or use another "
         "repository."
     )
     assert sent_bytes(hub) == 0
@@ -476,14 +476,14 @@ def test_a_gitignore_of_the_branch_to_push_to_is_the_one_that_counts(hub, push, 
     assert push(*QUICK).status == 0
 
 
-SOMEBODY_ELSE = f"{REPO} was changed by somebody else meanwhile, so nothing was published. Look at what changed ("
+SOMEBODY_ELSE = f"{REPO} was changed by somebody else meanwhile, so nothing was published. See what changed ("
 
 
 def test_a_commit_by_somebody_else_meanwhile_stays_the_head(hub, push, run):
     done = while_weights_go_up(hub, push, run, {"fox.png": b"a picture\0"})
     assert done.status == 4
     assert done.refusal.startswith(SOMEBODY_ELSE)
-    assert done.refusal.endswith(f"/{REPO}/commits/main), then give the same command again.")
+    assert done.refusal.endswith(f"/{REPO}/commits/main), then run the same command again.")
     assert hub.repos[REPO].branches == {"main": hub.landed[-1].oid}
     assert hub.landed[-1].title == "An edit in the browser"
     assert published(hub) == {"fox.png": b"a picture\0"}
@@ -500,7 +500,7 @@ def test_a_card_written_meanwhile_is_not_lost_then_or_later(hub, push, run):
     assert done.refusal.startswith(SOMEBODY_ELSE)
     done = push(*QUICK)
     assert (done.status, published(hub)) == (2, mine)
-    assert done.refusal.startswith(f"README.md of {REPO} was edited on the Hub, or not made by a push.")
+    assert done.refusal.startswith(f"README.md of {REPO} was edited on the Hub, or not pushed by this command.")
     assert len(hub.landed) == 2
     assert push(*QUICK, "--replace_card").status == 0
     assert published(hub) == contents(run.staged)
@@ -523,8 +523,8 @@ def test_a_card_edited_on_the_hub_is_written_over_only_when_asked(hub, push, run
     done = push(*QUICK)
     assert done.status == 2
     assert done.refusal == (
-        f"README.md of {REPO} was edited on the Hub, or not made by a push. Carry its words over into model_card.j2 "
-        "and add --replace_card to write over it, or --create_pr to propose this one."
+        f"README.md of {REPO} was edited on the Hub, or not pushed by this command. Copy its text into model_card.j2 "
+        "and add --replace_card to overwrite it, or --create_pr to propose the new card."
     )
     assert (len(hub.landed), published(hub)["README.md"]) == (3, edited)
     assert push(*QUICK, "--replace_card").status == 0
@@ -549,7 +549,7 @@ def test_a_tag_that_marks_another_model_is_refused(hub, push, run):
     for _ in range(2):  # at the head of main, and further back
         done = push(*QUICK)
         assert done.status == 2
-        assert done.refusal == f"tag {tag} of {REPO} marks another model. Name another: --tag NAME"
+        assert done.refusal == f"tag {tag} of {REPO} marks another model. Choose another: --tag NAME"
         hub.commit(REPO, {"fox.png": b"a picture\0"})
     assert len(hub.landed) == 5
 
@@ -561,7 +561,7 @@ def test_a_tag_and_a_branch_of_one_name_are_refused_before_anything_is_sent(hub,
     hub.repos[REPO].refs = dict(refs)
     done = push(*QUICK)
     assert done.status == 2
-    assert done.refusal == f"tag {tag}: {REPO} has a branch of this name. Use another: --tag NAME"
+    assert done.refusal == f"tag {tag}: {REPO} has a branch of this name. Choose another: --tag NAME"
     del refs[f"refs/heads/{tag}"], hub.repos[REPO].refs[f"refs/heads/{tag}"]
     done = push(*QUICK, "--revision", "next")
     assert done.status == 2
@@ -592,8 +592,8 @@ def test_files_that_changed_on_the_way_are_found_not_tagged_and_not_shown(hub, p
     done = command.wait()
     assert done.status == 5
     assert done.refusal == (
-        f"gpt.py of {REPO} at {landed.oid[:12]} is not what was staged. "
-        "Nothing was tagged; give the same command again."
+        f"gpt.py of {REPO} at {landed.oid[:12]} differs from the staged file. "
+        "Nothing was tagged; run the same command again."
     )
     assert (repo.private, repo.tags) == (True, {})
     assert read_json(run.published)["verified"] is None
@@ -613,9 +613,9 @@ def test_weights_that_the_hub_keeps_wrongly_are_found_by_the_stranger(hub, push,
     done = command.wait()
     assert done.status == 5
     commit = hub.landed[-1].oid
-    assert done.refusal.startswith(f"{REPO} at {commit[:12]} is there but does not work for a stranger: {REPO} at ")
+    assert done.refusal.startswith(f"{REPO} at {commit[:12]} does not load in an isolated process: {REPO} at ")
     assert "its weights are not those of the model it was staged from" in done.refusal
-    assert done.refusal.endswith("It was not tagged, and not made public.")
+    assert done.refusal.endswith("It was not tagged or made public.")
     assert (hub.repos[REPO].private, hub.repos[REPO].tags) == (True, {})
 
 

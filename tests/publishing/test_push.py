@@ -59,9 +59,11 @@ def test_a_dry_run_shows_what_would_be_published_without_network_and_token(dry_r
         ]
     tag = read_tag(run)
     loss = read_json(run.heldout)["after"]["loss"]
-    assert f"would make {REPO}, private, if it is not there\n" in done.out
-    assert f"would commit what differs to main: 'Publish short step 20 (held-out loss {loss:.3f})'\n" in done.out
-    assert f"would compare checksums and load it from the Hub as a stranger, then tag it {tag}\n" in done.out
+    assert f"would create {REPO}, private, if it does not exist\n" in done.out
+    assert (
+        f"would commit the files that differ to main: 'Publish short step 20 (held-out loss {loss:.3f})'\n" in done.out
+    )
+    assert f"would compare checksums and load it from the Hub in an isolated process, then tag it {tag}\n" in done.out
     assert done.out.endswith(
         "wrote runs/short/staged; nothing was sent\nnext: python upload/push.py runs/short you/tiny\n"
     )
@@ -141,7 +143,7 @@ def test_the_same_command_again_sends_nothing_and_makes_no_commit(hub, push, run
     first, second = push(*QUICK), push(*QUICK)
     assert (first.status, second.status) == (0, 0)
     assert "18 files sent, 0 removed" in first.out
-    assert "nothing to send: all files are there already" in second.out
+    assert "nothing to send: the files there are the same" in second.out
     assert len(hub.landed) == 2
     assert len(asked(hub, "/commit/")) == len(asked(hub, "/tag/")) == 1
     assert [*hub.repos[REPO].tags] == [read_tag(run)]
@@ -522,7 +524,7 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
 def test_a_collection_that_is_not_there_is_refused_before_anything_is_made(hub, push, run):
     done = push(*QUICK, "--collection", "you/small-models-0")
     assert done.status == 2
-    assert done.refusal.startswith("the collection you/small-models-0 is not there. Its slug is the end of its address")
+    assert done.refusal.startswith("the collection you/small-models-0 does not exist. Its slug ends its address")
     assert hub.repos == {}
 
 
@@ -540,7 +542,7 @@ def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hu
     assert b"revision=" not in hub.files(REPO, "refs/pr/1")["README.md"]
     assert (repo.discussions[1].title, repo.discussions[1].is_pull_request) == ("A proposal", True)
     assert [*repo.tags.values()] == [record["commit"]]
-    assert done.out.endswith(f"next: look at {hub.url}/{REPO}/discussions/1, and merge it\n")
+    assert done.out.endswith(f"next: review and merge {hub.url}/{REPO}/discussions/1\n")
     told = read_json(run.published)  # what is on main first, as before
     assert (told["commit"], told["tag"], told["pull_request"]) == (record["commit"], record["tag"], None)
     assert [other["pull_request"] for other in told["others"]] == [f"{hub.url}/{REPO}/discussions/1"]
@@ -561,7 +563,7 @@ def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xe
     repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "cold": xet, "xet": xet}
     refused = push(*QUICK, "--create_pr", "--public", token=OTHER_TOKEN)
     assert (refused.status, repo.discussions) == (3, {})
-    assert "may read you/tiny and not write it" in refused.refusal
+    assert "has read access to you/tiny only" in refused.refusal
     refused = push(*QUICK, "--create_pr", token=READ_TOKEN)
     assert (refused.status, repo.discussions, sent_bytes(hub)) == (3, {}, 0)
 
@@ -614,7 +616,7 @@ def asked_since(hub: HubServer, start: int, path: str) -> list[str]:
 def test_code_alone_is_refused_where_the_model_is_not_there_or_another(hub, push, run):
     done = push(*QUICK, "--code_only")
     assert done.status == 2
-    assert done.refusal == f"{REPO} is not on the Hub yet: --code_only updates what is. Leave it out."
+    assert done.refusal == f"{REPO} is not on the Hub yet, and --code_only updates a published model. Leave it out."
     assert hub.repos == {}
     assert push(*QUICK).status == 0
     weights = load_file(run.model / "model.safetensors")
@@ -624,7 +626,7 @@ def test_code_alone_is_refused_where_the_model_is_not_there_or_another(hub, push
     before = hub.files(REPO)
     done = push(*QUICK, "--code_only")
     assert done.status == 2
-    assert done.refusal.startswith(f"model.safetensors of {REPO} is not the one of this run, and --code_only leaves it")
+    assert done.refusal.startswith(f"model.safetensors of {REPO} differs from this run's, and --code_only does not")
     assert hub.files(REPO) == before
 
 
@@ -743,7 +745,7 @@ def test_of_a_run_that_did_not_finish_the_newest_checkpoint_is_published_and_sai
     there = published(hub)
     assert there["model.safetensors"] == (run.checkpoints / "checkpoint-20" / "model.safetensors").read_bytes()
     assert there.keys() == {n for n in OF_A_RUN if not n.startswith(("evaluation/", "charts/"))}
-    assert "These are its weights at step 20, on the way" in there["README.md"].decode()
+    assert "These are its weights at step 20, before the end of training" in there["README.md"].decode()
     assert json.loads(there["config.json"])["use_cache"] is True
 
 
@@ -791,7 +793,7 @@ def test_a_license_that_somebody_wrote_on_the_hub_is_not_written_over(hub, push,
     hub.commit(REPO, {"LICENSE": b"my own\n"})
     done = push(*QUICK, "--license", "apache-2.0")
     assert (done.status, hub.files(REPO)["LICENSE"]) == (2, b"my own\n")
-    assert "has a LICENSE of its own" in done.refusal
+    assert "has another LICENSE" in done.refusal
 
 
 @pytest.mark.parametrize("flag", ["--message", "--contact", "--developers"])

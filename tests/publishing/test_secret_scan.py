@@ -16,7 +16,7 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.publishing.push import say_questions
+from gpt2small_hf.publishing.push import print_chat_questions
 from gpt2small_hf.publishing.secret_scan import (
     APART,
     SHORTEST_TOKEN,
@@ -434,7 +434,7 @@ def test_refusal_names_up_to_five_places_by_the_files_they_come_from(tmp_path):
 @pytest.mark.parametrize("secret", [FORMS["Hugging Face"], FORMS["Slack webhook"], "my.own+token"])
 def test_question_with_a_secret_is_not_printed(secret, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "my.own+token")
-    say_questions(["Who are you?", f"Is {secret} mine?"], published=False)
+    print_chat_questions(["Who are you?", f"Is {secret} mine?"], published=False)
     out = capsys.readouterr().out
     assert '"Who are you?", (not printed: it has what looks like a secret)' in out
     assert secret not in out
