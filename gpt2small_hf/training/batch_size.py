@@ -1,4 +1,4 @@
-"""Which micro-batch is the largest that fits in memory. The rows a step stay as they are."""
+"""Search for the largest micro-batch that fits in memory, with the same rows per step."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import BYTES_A_NUMBER
 
 USABLE = 0.9
-"""Share of the free memory that a step may take: allocators leave gaps, and other processes live too."""
+"""Share of the free memory that a step may use: memory is fragmented, and other processes need some."""
 
 
 @dataclass
 class Trial:
-    """One size that was tried."""
+    """Result of one micro-batch size."""
 
     rows: int
     gib: float
-    """Memory at its highest, GiB; all that the device gives, if it did not fit."""
+    """Peak memory in GiB; the total memory of the device if the size did not fit."""
     tokens_per_second: float | None
     """None if it did not fit."""
 
 
 def find_batch_size(model: GPT2SmallForCausalLM, args: TrainingArguments, seq_len: int) -> tuple[int, int, list[Trial]]:
-    """Find the largest micro-batch that fits in memory. The rows of a step stay as they are.
+    """Find the largest micro-batch that fits in memory. The rows per step do not change.
 
-    Sizes that divide a device's rows a step are tried from below with a whole step each (forward, backward, optimizer),
-    on a copy of the model; the ranks agree on the smallest answer. On a CPU, where too much would end the process, a
-    size is tried only if the growth so far says that it fits.
+    Divisors of a device's rows per step are tried in ascending order, each with a complete step (forward, backward,
+    optimizer) on a copy of the model; the ranks agree on the smallest result. On a CPU, where running out of memory
+    would end the process, a size is tried only if it fits by extrapolation.
 
-    Returns: rows of the micro-batch, the accumulation that keeps the rows of a step, and what was tried.
+    Returns: rows of the micro-batch, the gradient accumulation steps that keep the rows per step, and all trials.
     Raises:  UsageError if one row does not fit.
     """
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
@@ -48,7 +48,7 @@ def find_batch_size(model: GPT2SmallForCausalLM, args: TrainingArguments, seq_le
         memory = torch.cuda.get_device_properties(args.device).total_memory
     else:
         memory = psutil.virtual_memory().available
-    # Each block keeps its input of each row for the backward pass.
+    # Each block keeps the input of every row for the backward pass.
     a_row = BYTES_A_NUMBER * seq_len * model.config.hidden_size * model.config.num_hidden_layers
     for size in (n for n in range(1, min(rows, memory // a_row) + 1) if rows % n == 0):
         if args.device.type == "cpu" and not _will_fit(trials, size):
@@ -92,7 +92,7 @@ def _try(model: GPT2SmallForCausalLM, args: TrainingArguments, size: int, seq_le
     highest, began = 0.0, 0.0
     try:
         with torch.random.fork_rng([device] if on_gpu else []):
-            for _ in range(2):  # the optimizer's state comes with the first step
+            for _ in range(2):  # the first step allocates the optimizer's state
                 began = time.perf_counter()
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     loss = trial(input_ids=ids, labels=ids, skip_logits=True).loss
@@ -104,7 +104,7 @@ def _try(model: GPT2SmallForCausalLM, args: TrainingArguments, size: int, seq_le
                 if on_gpu:
                     torch.cuda.synchronize(device)
         pace = size * seq_len / (time.perf_counter() - began)
-    except torch.OutOfMemoryError:  # a GPU's; of a CPU see `is_out_of_memory`
+    except torch.OutOfMemoryError:  # on a GPU; for CPUs see `is_out_of_memory`
         return Trial(size, torch.cuda.get_device_properties(device).total_memory / 2**30, None)
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -117,14 +117,14 @@ def _try(model: GPT2SmallForCausalLM, args: TrainingArguments, size: int, seq_le
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has no more memory: a GPU's, PyTorch's CPU allocator's or Python's."""
+    """Return whether an error means out of memory: of a GPU, of PyTorch's CPU allocator or of Python."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in ("allocate memory", "bad_alloc"))
 
 
 def trials_table(trials: list[Trial], size: int, accumulation: int) -> str:
-    """What was tried and what was chosen, as text."""
+    """Format the trials and the chosen size as text."""
     rows = [
         [
             f"{trial.rows:,} row{'s' * (trial.rows > 1)}",

@@ -1,7 +1,7 @@
-"""How much a run takes, and what rules of thumb say of it: parameters, tokens, steps, FLOPs, hours, disk.
+"""Cost of a run and rules of thumb: parameters, tokens, steps, FLOPs, memory, disk.
 
 Parameters and FLOPs are counted on the model itself, built on PyTorch's meta device; only these counts import torch.
-`plan.py` reads a recipe and prints the result.
+`plan.py` prints the results for a recipe.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ PEAK_TFLOPS: dict[str, tuple[float | None, float, float | None, float]] = {
     "MI325X": (1307.4, 1307.4, 653.7, 163.4),
     "MI300X": (1307.4, 1307.4, 653.7, 163.4),
 }
-# Parts of a device's full name that say nothing about its speed: maker, line of products, memory, board.
+# Parts of a device's full name that do not identify the model: vendor, product line, memory, board.
 _NOT_THE_MODEL = re.compile(r"\b(nvidia|amd|tesla|geforce|instinct|generation|gpu|sxm\d?|\d+gb|hbm3e?)\b")
 
 
-# Tokens a second and device that the reference series' code made on GPT-2 small with rows of 1,024: baseline and full
+# Tokens per second and device of the reference series' code on GPT-2 small with rows of 1,024 tokens: baseline and full
 # float32 on eight A100 (12,243.5 s and 8.1 h), and each precision on one RTX 3090.
 SERIES_TOKENS, SERIES_FLOPS_A_TOKEN = 3_260_252_160, 854_438_400
 MEASURED_TOKENS_PER_SECOND = {
@@ -93,20 +93,20 @@ MEASURED_TOKENS_PER_SECOND = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters of a model, counted in the three ways that rules of thumb mean."""
+    """Parameter counts of a model, as the rules of thumb define them."""
 
     total: int
-    """All, a tied head once."""
+    """All parameters; tied weights count once."""
     embeddings: int
     """Token and position embeddings."""
     multiplied: int
-    """Those that every token is multiplied with: the matrices of the blocks, and the head, tied or not."""
+    """Parameters that every token is multiplied with: the matrices of the blocks, and the head, tied or not."""
     head: int
-    """Those of the head, tied or not."""
+    """Parameters of the head, tied or not."""
 
     @property
     def non_embedding(self) -> int:
-        """All but the embeddings (an untied head is not one)."""
+        """All parameters but the embeddings (an untied head is not an embedding)."""
         return self.total - self.embeddings
 
 
@@ -123,7 +123,7 @@ def sizes(config: GPT2SmallConfig) -> Sizes:
 
 
 def lora_parameters(config: GPT2SmallConfig, rank: int) -> int:
-    """Count the parameters of LoRA's two matrices beside each linear layer but the head."""
+    """Count the parameters of LoRA's two matrices for each linear layer except the head."""
     from torch import nn
 
     layers = [module for module in _on_meta(_key(config)).model.modules() if isinstance(module, nn.Linear)]
@@ -134,11 +134,11 @@ def flops_per_token(config: GPT2SmallConfig, seq_len: int, lora_rank: int | None
     """Count the FLOPs of training on one token: three times those of the matrix products in a forward pass.
 
     For GPT-2 this is 6 for each multiplied parameter and 12·L·C·T for attention (Chowdhery et al. 2022, PaLM, appendix
-    B; the causal half of the scores is counted too, as is the custom).
+    B; all scores are counted, including those that the causal mask removes, as is customary).
 
     Of the 6, 2 are the forward pass, 2 the gradient of the layer's input and 2 that of the parameter (Kaplan et al.
-    2020, section 2.1). With LoRA the model's own parameters are frozen and take 4, those of the adapter 6; the rows of
-    new tokens and positions, which are trained too, are not counted among the latter.
+    2020, section 2.1). With LoRA the frozen parameters of the model take 4 and those of the adapter 6; the trained
+    rows of new tokens and positions are not counted as part of the adapter.
     """
     flops = 3 * _forward_flops(_key(config), seq_len) // seq_len
     if lora_rank is not None:
@@ -163,7 +163,7 @@ def _on_meta(settings: str) -> GPT:
 
 @lru_cache(maxsize=8)
 def _forward_flops(settings: str, seq_len: int) -> int:
-    """Count the FLOPs of all matrix products in a forward pass over one row."""
+    """Count the FLOPs of all matrix products in the forward pass of one row."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -180,28 +180,28 @@ _DEVICES = {_model_name(name): name for name in PEAK_TFLOPS}
 
 
 def find_device(device_name: str) -> str | None:
-    """Name a device as it is listed here: "NVIDIA H100 80GB HBM3" is H100, "rtx4090" is RTX 4090. None if unknown.
+    """Return the listed name of a device: "NVIDIA H100 80GB HBM3" is H100, "rtx4090" is RTX 4090. None if unknown.
 
-    The whole name counts: a variant that is not listed ("RTX 4090 Laptop GPU", "H1000") is not taken for another card.
+    The full name must match: an unlisted variant ("RTX 4090 Laptop GPU", "H1000") is unknown.
     """
     return _DEVICES.get(_model_name(device_name))
 
 
 def suggest_device(device_name: str) -> str:
-    """Suggest the device nearest to an unknown name, or list all."""
+    """Suggest the device with the most similar name, or list all."""
     near = difflib.get_close_matches(_model_name(device_name), _DEVICES, 1)
     return f"Did you mean {_DEVICES[near[0]]}?" if near else f"Known: {', '.join(PEAK_TFLOPS)}."
 
 
 def peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense FLOPs a second of a device in one of `PRECISIONS`; None for an unknown device, or a precision it lacks."""
+    """Return a device's dense FLOP/s in one of `PRECISIONS`; None if the device is unknown or lacks the precision."""
     device = find_device(device_name)
     tflops = None if device is None else PEAK_TFLOPS[device][PRECISIONS.index(precision)]
     return None if tflops is None else tflops * 1e12
 
 
 def measured_mfu(precision: str) -> dict[str, float]:
-    """Share of their peak that devices made of the reference series' code in this precision; bfloat16 as float16."""
+    """Return the MFU of the reference series' code per device in a precision; bfloat16 counts as float16."""
     precision = "float16" if precision == "bfloat16" else precision
     return {
         device: speed * SERIES_FLOPS_A_TOKEN / (peak_flops(device, precision) or math.nan)
@@ -211,159 +211,159 @@ def measured_mfu(precision: str) -> dict[str, float]:
 
 
 def precision_of(args: Any) -> str:
-    """Which of `PRECISIONS` the matrix products of a run are computed in. `args`: the Trainer's."""
+    """Return the precision, one of `PRECISIONS`, of the matrix products under these `TrainingArguments`."""
     if args.bf16:
         return "bfloat16"
     if args.fp16:
         return "float16"
-    # The Trainer turns TF32 on by itself when it compiles.
+    # The Trainer enables TF32 when it compiles.
     return "tf32" if args.tf32 or (args.tf32 is None and args.torch_compile) else "float32"
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over some rows, as the Trainer makes it: its last step may be small."""
+    """One epoch of the Trainer; its last step may have fewer rows."""
 
     steps: int
     """Optimizer steps."""
     rows: int
-    """Rows that all devices together train on."""
+    """Rows that all devices train on, in total."""
     rows_per_step: int
 
     def rows_in(self, steps: int) -> int:
-        """Rows that the first `steps` optimizer steps of training see, in as many passes as they make."""
+        """Return the number of rows of the first `steps` optimizer steps of training, over all epochs."""
         passes, rest = divmod(steps, self.steps)
         return passes * self.rows + min(rest * self.rows_per_step, self.rows)
 
 
 def one_pass(n_rows: int, args: Any, n_devices: int) -> Pass:
-    """Count one pass over `n_rows` rows, as the Trainer does. `args`: the Trainer's."""
+    """Count one epoch of `n_rows` rows as the Trainer does; `args` are its `TrainingArguments`."""
     size, accumulation = args.per_device_train_batch_size, args.gradient_accumulation_steps
-    n_batches = n_rows / (size * n_devices)  # of all devices at a time
+    n_batches = n_rows / (size * n_devices)  # each over all devices
     if args.dataloader_drop_last:
         n_batches = math.floor(n_batches)
         rows = n_batches * size * n_devices
     else:
         n_batches = math.ceil(n_batches)
-        # Several devices take batches of one size: rows from the beginning complete the last ones.
+        # All devices get batches of the same size: the first rows are repeated to complete the last batches.
         rows = n_rows if n_devices == 1 else n_batches * size * n_devices
     return Pass(max(1, math.ceil(n_batches / accumulation)), rows, size * accumulation * n_devices)
 
 
 def steps_of_epochs(n_rows: int, args: Any, n_devices: int) -> int:
-    """Optimizer steps of the Trainer's `num_train_epochs` passes over some rows, counted as the Trainer counts."""
+    """Return the optimizer steps of `num_train_epochs` epochs of `n_rows` rows, as the Trainer counts them."""
     return max(1, math.ceil(args.num_train_epochs * one_pass(n_rows, args, n_devices).steps))
 
 
 def checkpoints_saved(args: Any, steps: int, steps_a_pass: int | None = None) -> tuple[int, int]:
-    """Count the checkpoints that a run keeps, and the most that are on the disk at once.
+    """Return the number of checkpoints that a run keeps, and the maximum on the disk at once.
 
-    A new one is complete before an old one goes. The last step is saved too, unless each epoch is.
+    A new checkpoint is complete before an old one is removed. The last step is saved too, unless each epoch is.
 
     Args:
-        args: the Trainer's.
+        args: the `TrainingArguments`.
         steps: optimizer steps of the run.
-        steps_a_pass: optimizer steps of one pass over the rows; None if it is not known how many rows there are.
+        steps_a_pass: optimizer steps of one epoch; None if the number of rows is unknown.
     """
     strategy = getattr(args.save_strategy, "value", args.save_strategy)
     if strategy == "no":
         return 0, 0
     if strategy == "epoch":
         n_saves = math.ceil(steps / steps_a_pass) if steps_a_pass else math.ceil(args.num_train_epochs)
-    else:  # `best` saves at most as often as it measures
+    else:  # `best` saves at most once per evaluation
         every = args.save_steps if strategy == "steps" else args.eval_steps or args.logging_steps
         n_saves = math.ceil(steps / (every if every >= 1 else math.ceil(every * steps)))
     limit = args.save_total_limit or n_saves
     if args.load_best_model_at_end and limit == 1:
-        limit = 2  # the best and the newest
+        limit = 2  # the best and the latest
     return min(n_saves, limit), min(n_saves, limit + 1)
 
 
 def disk_bytes(weight_bytes: int, n_checkpoints: int, args: Any) -> int:
-    """Bytes of the checkpoints and of the model after them. AdamW's state is two numbers for each parameter.
+    """Return the bytes of the checkpoints and the final model. AdamW's state is two numbers per parameter.
 
     Args:
         weight_bytes: size of the model's weights.
-        n_checkpoints: the most that are on the disk at once, see `checkpoints_saved`.
-        args: the Trainer's.
+        n_checkpoints: maximum on the disk at once, see `checkpoints_saved`.
+        args: the `TrainingArguments`.
     """
     return n_checkpoints * weight_bytes * (1 if args.save_only_model else 3) + weight_bytes
 
 
 BYTES_A_NUMBER = 4
 """Weights, gradients and optimizer state are float32 in every precision of the products."""
-# Numbers for each trained parameter: the weight, its gradient and the optimizer's state. Of others only the weight is
-# counted: they may keep 8-bit or no state, or one gradient at a time.
+# Numbers per trained parameter: the weight, its gradient, the optimizer's state. For other optimizers only the weight
+# is counted: they may keep 8-bit or no state, or one gradient at a time.
 _NUMBERS = {"adamw_torch": 4, "adamw_torch_fused": 4, "muon": 3}
 
 
 def memory_bytes(n_parameters: int, config: Any, args: Any, *, trains: bool, batch_tokens: int = 0) -> int:
-    """Bytes that a run takes at least on the device that holds all of it: less than it will take.
+    """Return a lower bound of the memory, in bytes, that a run needs on a device without sharding.
 
     Args:
-        n_parameters: of the model.
-        config: the model's sizes.
-        args: the settings of the run.
+        n_parameters: parameters of the model.
+        config: configuration of the model.
+        args: settings of the run.
         trains: whether the device trains the model, or only builds it.
-        batch_tokens: tokens of a batch, as far as they are known.
+        batch_tokens: tokens of a batch; 0 if unknown.
     """
     if not trains:
         return n_parameters * BYTES_A_NUMBER
     optimizer = getattr(args.trainer.optim, "value", args.trainer.optim)
     numbers = _NUMBERS.get(optimizer, 1) if args.run.lora_rank is None else 1
-    # A block keeps its input for the backward pass, whatever else is computed again there.
+    # Each block keeps its input for the backward pass, even with activation checkpointing.
     kept = batch_tokens * config.hidden_size * config.num_hidden_layers
     return (n_parameters * numbers + kept) * BYTES_A_NUMBER
 
 
 def steps_for(tokens: float, tokens_per_step: int) -> int:
-    """Whole steps that see at least so many tokens."""
+    """Return the number of steps that train on at least `tokens` tokens."""
     return max(1, math.ceil(tokens / tokens_per_step))
 
 
 def wanted_tokens(
     config: GPT2SmallConfig, tokens: int | None, tokens_per_parameter: float | None, counted: str
 ) -> float | None:
-    """Tokens to train on, as asked for outright or as a multiple of `all` or `non_embedding` parameters; else None."""
+    """Return the tokens to train on: given directly or per parameter (`all` or `non_embedding`); None if neither is."""
     if tokens_per_parameter is None:
         return tokens
     n = sizes(config)
     return tokens_per_parameter * {"all": n.total, "non_embedding": n.non_embedding}[counted]
 
 
-# ---- rules of thumb: advice, never applied by itself ----------------------------------------------------------------
+# ---- rules of thumb: advice, never applied automatically ------------------------------------------------------------
 
 
 def deepseek_flops(config: GPT2SmallConfig, seq_len: int, tokens: int) -> int:
-    """The C of DeepSeek's rules: FLOPs of training without embeddings and head, (72·L·d² + 12·L·d·T)·D."""
+    """Return C of DeepSeek's rules: training FLOPs without embeddings and head, (72·L·d² + 12·L·d·T)·D."""
     return (flops_per_token(config, seq_len) - 6 * sizes(config).head) * tokens
 
 
 def deepseek_learning_rate(flops: float) -> float:
-    """Peak learning rate for `deepseek_flops`: 0.3118·C^-0.1250 (Bi et al. 2024, DeepSeek LLM)."""
+    """Return the peak learning rate for `deepseek_flops`: 0.3118·C^-0.1250 (Bi et al. 2024, DeepSeek LLM)."""
     return 0.3118 * flops**-0.125
 
 
 def deepseek_batch_tokens(flops: float) -> float:
-    """Tokens a step for `deepseek_flops`: 0.2920·C^0.3271 (Bi et al. 2024, DeepSeek LLM)."""
+    """Return the tokens per step for `deepseek_flops`: 0.2920·C^0.3271 (Bi et al. 2024, DeepSeek LLM)."""
     return 0.2920 * flops**0.3271
 
 
 def cerebras_batch_rows(tokens: float) -> float:
-    """Rows a step for D training tokens: 0.0306·D^0.383 (Bergsma et al. 2025, Power Lines).
+    """Return the rows per step for D training tokens: 0.0306·D^0.383 (Bergsma et al. 2025, Power Lines).
 
-    The paper's models have rows of 2,048 tokens; that its B counts such rows is our reading.
+    The paper's models have rows of 2,048 tokens; we assume that its B counts such rows.
     """
     return 0.0306 * tokens**0.383
 
 
 def cerebras_timescale(tokens_per_parameter: float) -> float:
-    """AdamW's memory, as a share of training, at its best: 1.084·TPP^-0.527 (Bergsma et al. 2025, Power Lines)."""
+    """Return AdamW's optimal timescale as a share of training: 1.084·TPP^-0.527 (Bergsma et al. 2025, Power Lines)."""
     return 1.084 * tokens_per_parameter**-0.527
 
 
 def cerebras_weight_decay(
     batch_tokens: float, learning_rate: float, tokens: float, tokens_per_parameter: float
 ) -> float:
-    """Weight decay that gives AdamW that memory: B / (lr·D·tau), B and D in tokens."""
+    """Return the weight decay for `cerebras_timescale`: B / (lr·D·tau), B and D in tokens."""
     return batch_tokens / (learning_rate * tokens * cerebras_timescale(tokens_per_parameter))

@@ -1,4 +1,4 @@
-"""Which checkpoints training can resume from: those whose files are all there as they were written. No torch."""
+"""Find and validate the checkpoints that training can resume from, without importing torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ MANIFEST = "checkpoint.json"
 
 
 def complete_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterator[Path]:
-    """The run's checkpoints that can be resumed from, newest first; prints which ones it skips.
+    """Yield the checkpoints that training can resume from, latest first; print those that are skipped.
 
     Args:
-        run: the folder.
-        keeps_best: whether the best checkpoint will be needed at the end: then it must be there too.
+        run: the run folder.
+        keeps_best: whether the run needs the best checkpoint at its end: then that must be complete too.
     """
     for path in checkpoints_in(run.checkpoints):
         if reason := why_not(path, run, keeps_best=keeps_best):
@@ -32,9 +32,9 @@ def complete_checkpoints(run: RunFolder, *, keeps_best: bool = False) -> Iterato
 
 
 def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None:
-    """Why a run cannot resume from a checkpoint; None if it can."""
+    """Return why a run cannot resume from a checkpoint; None if it can."""
     if not is_complete(checkpoint):
-        return "it is damaged, was not written to its end, or has no optimizer state (--save_only_model)"
+        return "it is damaged, incomplete, or has no optimizer state (--save_only_model)"
     best = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
     if keeps_best and best is not None:
         found = find_best(checkpoint, run.checkpoints)
@@ -44,25 +44,25 @@ def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None
 
 
 def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
-    """The checkpoint with the lowest held-out loss up to a checkpoint; None if it was not recorded or is missing.
+    """Return the best checkpoint as recorded in a checkpoint; None if none was recorded or it is missing.
 
-    It is stored as the path that it had: it is looked for by name, as the run may have been moved since, or may be
-    named from another folder.
+    The recorded path may be outdated, as the run may have been moved, or relative to another folder. So the
+    checkpoint is found by its name.
 
     Args:
-        checkpoint: the one that is resumed from.
-        checkpoints: folder of the run's own, which come first.
+        checkpoint: the checkpoint to resume from.
+        checkpoints: the run's own checkpoints folder, which is searched first.
     """
     stored = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
     if stored is None:
         return None
-    name = PureWindowsPath(stored).name  # reads both kinds of paths
+    name = PureWindowsPath(stored).name  # parses Windows and POSIX paths
     places = [checkpoints / name, checkpoint.resolve().parent / name, Path(stored)]
     return next((path for path in places if path.is_dir()), None)
 
 
 def is_complete(checkpoint: Path) -> bool:
-    """Whether a checkpoint can be resumed from: each of its files is there as it was written."""
+    """Return whether all files of a checkpoint exist and match their recorded checksums."""
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         return all(crc32(checkpoint / name) == value for name, value in manifest["crc32"].items())
@@ -73,12 +73,12 @@ def is_complete(checkpoint: Path) -> bool:
 
 
 def _looks_complete(checkpoint: Path) -> bool:
-    """The same, of a checkpoint without a list of its files: earlier versions wrote none."""
+    """Return whether a checkpoint without a manifest, as of earlier versions, has all files and can be read."""
     try:
         for path in checkpoint.glob("*.json"):
             json.loads(path.read_text(encoding="utf-8"))
         for path in checkpoint.glob("*.safetensors"):
-            with safe_open(path, framework="pt"):  # compares the file's length to its header
+            with safe_open(path, framework="pt"):  # validates the file's length against its header
                 pass
         names = {path.name for path in checkpoint.iterdir()}
     except (OSError, SafetensorError, ValueError):
@@ -86,7 +86,7 @@ def _looks_complete(checkpoint: Path) -> bool:
     files = [*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth"), *checkpoint.glob("*.bin")]
     has_optimizer = any(name.startswith(("optimizer", "global_step")) for name in names)  # the latter is DeepSpeed's
     has_random_state = any(name.startswith("rng_state") for name in names)
-    # FSDP and DeepSpeed may keep the weights in folders of their own.
+    # FSDP and DeepSpeed may store the weights in subfolders.
     alone = {"model.safetensors", "adapter_model.safetensors"}
     has_weights = bool(alone & names) or any((checkpoint / name).is_dir() for name in names)
     has_state = names >= {"scheduler.pt", "trainer_state.json"}
@@ -94,11 +94,11 @@ def _looks_complete(checkpoint: Path) -> bool:
 
 
 def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
-    """List a checkpoint's files with their checksums. Call this when all of them are written.
+    """Write a manifest with the checksum of each file of a checkpoint. Call it once all files are written.
 
     Args:
-        checkpoint: its folder.
-        scheduled: False if only a signal asked for it.
+        checkpoint: the checkpoint folder.
+        scheduled: False if only a signal requested the checkpoint.
     """
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
     checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
@@ -106,7 +106,7 @@ def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
 
 
 def crc32(path: Path) -> int:
-    """The CRC-32 of a file, read in blocks."""
+    """Return the CRC-32 of a file, read in blocks."""
     value = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -115,7 +115,7 @@ def crc32(path: Path) -> int:
 
 
 def is_scheduled(checkpoint: Path) -> bool:
-    """False for a checkpoint that only a signal asked for."""
+    """Return False for a checkpoint that only a signal requested."""
     try:
         return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["scheduled"]
     except (OSError, ValueError, LookupError, TypeError):  # damaged, or of an earlier version
@@ -123,5 +123,5 @@ def is_scheduled(checkpoint: Path) -> bool:
 
 
 def step_of(checkpoint: Path) -> int:
-    """The step that a checkpoint was saved at."""
+    """Return the optimizer step of a checkpoint."""
     return int(read_json(checkpoint / "trainer_state.json")["global_step"])

@@ -1,4 +1,4 @@
-"""HF's Trainer with checkpoints that are complete or absent, and runs that resume as if uninterrupted."""
+"""HF's Trainer with atomic checkpoints, whose resumed runs equal uninterrupted ones."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from gpt2small_hf.training.gradient_guard import not_finite
 
 
 class ResumableTrainer(Trainer):
-    """HF's Trainer whose runs end as if they had not been interrupted, however often they were."""
+    """HF's Trainer with atomic checkpoints and exact resuming: an interrupted run ends like an uninterrupted one."""
 
     def __init__(self, *args: Any, stop: StopOnSignal | None = None, **kwargs: Any) -> None:
-        """Take what `Trainer` takes.
+        """Accept the arguments of `Trainer`, and `stop`.
 
         Args:
-            args: as `Trainer`'s.
-            stop: listens to signals; also one of `callbacks`.
-            kwargs: as `Trainer`'s.
+            args: positional arguments of `Trainer`.
+            stop: handles signals; must also be one of `callbacks`.
+            kwargs: keyword arguments of `Trainer`.
         """
         self.stop = stop
         self.save_due = self.is_in_step = False
@@ -37,7 +37,7 @@ class ResumableTrainer(Trainer):
         super().__init__(*args, **kwargs)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
-        """Micro-batches of one step; see `Trainer.get_batch_samples`."""
+        """Return the micro-batches of one step; see `Trainer.get_batch_samples`."""
         self.is_in_step = True
         return super().get_batch_samples(*args, **kwargs)
 
@@ -50,25 +50,25 @@ class ResumableTrainer(Trainer):
         trial: Any,
     ) -> tuple[int, int]:
         verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()  # it warns of a best checkpoint that is found below
+        logging.set_verbosity_error()  # it warns of a missing best checkpoint, which is found below
         try:
             start_at = super()._init_training_state(
                 max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
             )
         finally:
             logging.set_verbosity(verbosity)
-        # How often is logged, measured and saved is this run's, not the checkpoint's.
+        # Log, evaluate and save at the intervals of this run, not of the checkpoint.
         self.state.compute_steps(self.args, max_steps)
         if resume_from_checkpoint is not None:
             best = find_best(Path(resume_from_checkpoint), Path(self.args.output_dir or ""))
             self.state.best_model_checkpoint = None if best is None else str(best)
-            if best is None and self.args.load_best_model_at_end:  # the best of what follows need not be better
+            if best is None and self.args.load_best_model_at_end:  # a later best checkpoint may have a higher loss
                 self.state.best_metric = self.state.best_global_step = None
             self.args.eval_on_start = False  # it was evaluated when it started
         return start_at
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # A run that was killed after its last step: the Trainer would train to the end of the epoch.
+        # Without this, a run killed after its last step would train to the end of the epoch.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         if not self.control.should_training_stop:
@@ -77,13 +77,13 @@ class ResumableTrainer(Trainer):
     def _maybe_log_save_evaluate(
         self, tr_loss: Tensor, grad_norm: Any, model: nn.Module, trial: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Log, evaluate and save what is due; see `Trainer`. The checkpoint of a step is the last thing done for it.
+        """Log, evaluate and save what is due, as `Trainer` does, but save the checkpoint last.
 
-        So its state has everything that was logged of that step, and a run can be cut off after it without a loss.
+        So the checkpoint contains everything that was logged at its step.
 
         Raises: RunInterruptedError after a signal, once the step is saved.
         """
-        after_step, self.is_in_step = self.is_in_step, False  # it is called after each step, and again after an epoch
+        after_step, self.is_in_step = self.is_in_step, False  # called after each step and after each epoch
         self.save_due |= self.control.should_save
         self.control.should_save = False
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
@@ -98,9 +98,8 @@ class ResumableTrainer(Trainer):
         if scheduled:
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
         if self.stop is not None and caught:
-            self.callback_handler.on_train_end(
-                self.args, self.state, self.control
-            )  # reporters write out what they have
+            # So that reporters flush their data.
+            self.callback_handler.on_train_end(self.args, self.state, self.control)
             saved = Path(super()._get_output_dir(None)) / f"checkpoint-{self.state.global_step}"
             raise self.stop.interruption(saved, resumable=not self.args.save_only_model)
 
@@ -108,12 +107,12 @@ class ResumableTrainer(Trainer):
         return str(self.checkpoint_in_the_making or super()._get_output_dir(*args, **kwargs))
 
     def _save_checkpoint(self, model: nn.Module, *args: Any, scheduled: bool = True, **kwargs: Any) -> None:
-        """Save a checkpoint whole or not at all: under another name first.
+        """Save a checkpoint atomically: under a temporary name first.
 
-        One that only a signal asked for is not `scheduled`: it takes no other checkpoint's place, is never the best
-        one, and is removed once the run has come further. So the run ends with the checkpoints of an uninterrupted one.
+        A checkpoint that only a signal requested is not `scheduled`: it replaces no other checkpoint, is never the best
+        one, and is removed when the next one is saved. So the run ends with the checkpoints of an uninterrupted one.
 
-        Raises: RunStoppedError if a weight is not finite, and if the disk does not hold it.
+        Raises: RunStoppedError if a weight is not finite or the disk is full.
         """
         assert self.model is not None
         if broken := not_finite({name: p.detach() for name, p in self.model.named_parameters()}):
@@ -121,52 +120,52 @@ class ResumableTrainer(Trainer):
         checkpoints = Path(super()._get_output_dir(None))
         name = f"checkpoint-{self.state.global_step}"
         best = self.state.best_model_checkpoint
-        making = checkpoints / "in-the-making"
-        self._alone(lambda: shutil.rmtree(making, ignore_errors=True))  # what a killed process left
-        self.checkpoint_in_the_making = making
+        temporary = checkpoints / "in-the-making"
+        self._alone(lambda: shutil.rmtree(temporary, ignore_errors=True))  # left by a killed process
+        self.checkpoint_in_the_making = temporary
         try:
             super()._save_checkpoint(model, *args, **kwargs)
-        except Exception as error:  # each library has its own for a full disk
+        except Exception as error:  # each library raises its own error for a full disk
             if not disk_is_full(error):
                 raise
-            shutil.rmtree(making, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise RunStoppedError(
-                f"the disk did not take the checkpoint of step {self.state.global_step} ({error})."
+                f"the disk is too full for the checkpoint of step {self.state.global_step} ({error})."
             ) from error
         finally:
             self.checkpoint_in_the_making = None
         is_best = scheduled and self.state.best_global_step == self.state.global_step
         self.state.best_model_checkpoint = str(checkpoints / name) if is_best else best
-        self._alone(lambda: self._give_name(making / name, checkpoints / name, scheduled))
+        self._alone(lambda: self._give_name(temporary / name, checkpoints / name, scheduled))
 
     def _give_name(self, made: Path, name: Path, scheduled: bool) -> None:
-        if any(made.glob("*config.json")):  # sharded checkpoints of FSDP and DeepSpeed have none
+        if any(made.glob("*config.json")):  # not in sharded checkpoints of FSDP and DeepSpeed
             set_default_permissions(made)
-        self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the best checkpoint's lasting name
-        if not self.args.save_only_model:  # else nothing can be resumed from it
+        self.state.save_to_json(str(made / "trainer_state.json"))  # again: with the final name of the best checkpoint
+        if not self.args.save_only_model:  # without a manifest it cannot be resumed from
             write_manifest(made, scheduled=scheduled)
-        if name.exists():  # damaged, or it would not be saved again
+        if name.exists():  # damaged: complete checkpoints are not saved again
             shutil.rmtree(name)
         sync(made)
         made.rename(name)
         sync(name.parent, contents=False)
         made.parent.rmdir()
         for path in checkpoints_in(name.parent):
-            # Later ones are damaged, or --resume named an earlier one; they must not count as the newest.
+            # Later ones are damaged, or --resume named an earlier one: they must not count as the latest.
             if number_of(path) > number_of(name) or (path != name and not is_scheduled(path)):
                 shutil.rmtree(path)
         if scheduled:
             self._rotate()
 
     def tidy(self) -> None:
-        """After training: remove the checkpoints that a run without interruptions would not have. All ranks call it."""
+        """Remove checkpoints that an uninterrupted run would not have. Call it on all ranks after training."""
         checkpoints = Path(super()._get_output_dir(None))
 
         def work() -> None:
             for path in checkpoints_in(checkpoints):
                 if not is_scheduled(path):
                     shutil.rmtree(path)
-            self._rotate()  # a kill may have come before
+            self._rotate()  # the run may have been killed before
 
         self._alone(work)
 
@@ -179,7 +178,7 @@ class ResumableTrainer(Trainer):
         )
 
     def _alone(self, work: Any) -> None:
-        """Let one rank do some work on the disk while the others wait."""
+        """Run `work` on the saving rank while the others wait."""
         if dist.is_initialized():
             dist.barrier()
         if self.args.should_save:

@@ -238,7 +238,7 @@ def test_a_run_is_stopped_if_its_last_attempt_was_and_not_by_a_full_disk(tmp_pat
     with log.open("a") as file:
         file.write("$ python train.py\nstep 2\n")
     assert stopped_because(log) is None
-    for reason in ("the disk is full (…).", "the disk did not take the checkpoint of step 3", "out of memory (…)."):
+    for reason in ("the disk is full (…).", "the disk is too full for the checkpoint of step 3", "out of memory (…)."):
         log.write_text(f"$ python train.py\nstopped: {reason} Last good checkpoint: none was saved.\n")
         assert stopped_because(log) is None
 

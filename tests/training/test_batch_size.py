@@ -1,4 +1,4 @@
-"""The search for the largest micro-batch: it keeps the rows a step, and a run's result to rounding."""
+"""The search for the largest micro-batch keeps the rows per step, and the result up to rounding."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def model_of(width, context=32):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "micro_batches"), [(2, 6), (12, 1), (1, 7)])
-def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(tmp_path, rows, micro_batches):
+def test_largest_divisor_that_fits_keeps_the_rows_per_step(tmp_path, rows, micro_batches):
     args, model = arguments(tmp_path, rows, micro_batches), model_of(16)
     before = torch.get_rng_state(), [p.detach().clone() for p in model.parameters()]
     size, accumulation, trials = find_batch_size(model, args, 32)
@@ -46,8 +46,8 @@ def test_every_divisor_is_tried_and_the_largest_that_fits_keeps_the_rows_a_step(
 
 
 @pytest.mark.slow
-def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
-    # The allocator of a machine without room: 2^40 bytes are more than any here has.
+def test_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
+    # A failing allocator: no machine has 2^40 bytes.
     args, model = arguments(tmp_path, 8, 1), model_of(16)
     forward = GPT2SmallForCausalLM.forward
 
@@ -67,7 +67,7 @@ def test_a_size_that_does_not_fit_ends_the_search(tmp_path, monkeypatch):
         find_batch_size(model, args, 32)
 
 
-def test_on_a_cpu_memory_is_foreseen():
+def test_memory_on_a_cpu_is_extrapolated():
     from gpt2small_hf.training.batch_size import _will_fit
 
     grown = [Trial(1, 1.0, 1.0), Trial(2, 2.0, 1.0)]
@@ -76,7 +76,7 @@ def test_on_a_cpu_memory_is_foreseen():
 
 
 @pytest.mark.slow
-def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_path, monkeypatch, capsys):
+def test_run_records_and_reuses_the_size_with_the_same_result(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "found"), "--find_batch_size", "--gradient_accumulation_steps", "2"]
     found = run_train(words)
@@ -99,7 +99,7 @@ def test_a_run_records_what_was_found_goes_on_with_it_and_learns_the_same(tmp_pa
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(tmp_path):
+def test_search_on_a_gpu_ends_by_running_out_of_memory(tmp_path):
     args = training_arguments(TrainerSettings(per_device_train_batch_size=1 << 20, bf16=True), tmp_path)
     size, accumulation, trials = find_batch_size(model_of(768, 1024), args, 1024)
     assert trials[-1].tokens_per_second is None
@@ -107,18 +107,18 @@ def test_on_a_gpu_the_largest_size_that_fits_is_found_by_running_out_of_memory(t
     assert size * accumulation == 1 << 20
 
 
-# ---- no more memory while a run trains ----------------------------------------------------------------------------
+# ---- out of memory during training --------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "kept"), [(0, "none was saved"), (11, "checkpoint-10")])
 def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_path, monkeypatch, step, kept):
-    """At step 0 it is a check before training that asks for too much."""
+    """At step 0 a check before training runs out of memory."""
     compute_loss = CausalLMTrainer.compute_loss
 
     def too_much(trainer, *args, **kwargs):
         if trainer.state.global_step >= step:
-            torch.empty(2**50)  # the allocator itself refuses
+            torch.empty(2**50)  # the allocator refuses
         return compute_loss(trainer, *args, **kwargs)
 
     monkeypatch.chdir(tmp_path)
@@ -129,7 +129,7 @@ def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_pat
     assert stopped.value.status == 3
 
 
-def test_debug_underflow_overflow_ends_in_one_line_too(tmp_path, monkeypatch, capsys):
+def test_debug_underflow_overflow_is_a_one_line_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")
     with pytest.raises(RunStoppedError, match="--debug underflow_overflow found"):

@@ -1,4 +1,4 @@
-"""Counts against real models, and the published figures of the reference series and of the rules of thumb."""
+"""Counts are compared to real models, and to published figures of the reference series and the rules of thumb."""
 
 from types import SimpleNamespace
 
@@ -60,7 +60,7 @@ def test_counted_parameters_are_those_of_a_real_model(variant):
     ids=str,
 )
 def test_counts_equal_the_published_formulas_of_gpt2(variant, seq_len):
-    """PaLM's count (Chowdhery et al. 2022, appendix B), and LoRA's matrices by hand."""
+    """The formulas are PaLM's (Chowdhery et al. 2022, appendix B), and LoRA's matrices counted by hand."""
     config = tiny_config(**variant)
     C, L, inner = config.hidden_size, config.num_hidden_layers, config.intermediate_size
     multiplied = L * (4 * C * C + 2 * C * inner) + config.vocab_size * C
@@ -84,13 +84,13 @@ def test_counts_equal_the_published_formulas_of_gpt2(variant, seq_len):
         ({"tie_word_embeddings": True, "attention_bias": True}, 124_439_808),
     ],
 )
-def test_the_series_own_sizes_and_paper_flops_come_out(variant, total):
+def test_sizes_and_flops_equal_those_of_the_series(variant, total):
     config = GPT2SmallConfig(**variant)
     assert sizes(config).total == total
-    assert flops_per_token(config, 1024) == 854_438_400  # tied or not: the head is multiplied with either way
+    assert flops_per_token(config, 1024) == 854_438_400  # tied or not, as tokens are multiplied with the head
 
 
-def test_twenty_tokens_a_parameter_are_the_series_steps_and_tokens():
+def test_twenty_tokens_per_parameter_give_the_steps_of_the_series():
     tokens = wanted_tokens(GPT2SmallConfig(), None, 20, "all")
     assert tokens == 3_260_190_720
     assert steps_for(tokens, 96 * 1024) == 33_165
@@ -101,7 +101,7 @@ def test_twenty_tokens_a_parameter_are_the_series_steps_and_tokens():
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**7))
-def test_steps_see_at_least_the_tokens_and_not_a_whole_step_more(tokens, per_step):
+def test_steps_exceed_the_tokens_by_less_than_a_step(tokens, per_step):
     assert tokens <= steps_for(tokens, per_step) * per_step < tokens + per_step
 
 
@@ -112,7 +112,7 @@ def test_steps_see_at_least_the_tokens_and_not_a_whole_step_more(tokens, per_ste
     n_devices=st.integers(1, 4),
     drop_last=st.booleans(),
 )
-def test_a_pass_has_the_steps_and_rows_that_accelerate_deals_out(n_rows, size, accumulation, n_devices, drop_last):
+def test_epoch_has_the_steps_and_rows_of_accelerate(n_rows, size, accumulation, n_devices, drop_last):
     batches = BatchSampler(range(n_rows), size, drop_last)
     shards = [BatchSamplerShard(batches, n_devices, i) if n_devices > 1 else batches for i in range(n_devices)]
     args = SimpleNamespace(
@@ -125,14 +125,14 @@ def test_a_pass_has_the_steps_and_rows_that_accelerate_deals_out(n_rows, size, a
     assert counted.rows_in(3 * counted.steps + 1) == 3 * counted.rows + min(counted.rows, counted.rows_per_step)
 
 
-def test_rules_of_thumb_give_the_figures_that_were_published():
+def test_rules_of_thumb_give_the_published_figures():
     config = GPT2SmallConfig()
     C = deepseek_flops(config, 1024, SERIES_TOKENS)
     assert C == (72 * 12 * 768**2 + 12 * 12 * 768 * 1024) * SERIES_TOKENS
     assert deepseek_flops(GPT2SmallConfig(tie_word_embeddings=True), 1024, SERIES_TOKENS) == C
     assert deepseek_learning_rate(C) == pytest.approx(1.605e-3, rel=1e-3)
     assert deepseek_batch_tokens(C) == pytest.approx(284_322, rel=1e-4)
-    # The series reads C as 5e18.
+    # The series uses C = 5e18.
     assert deepseek_learning_rate(5e18) == pytest.approx(1.434e-3, rel=1e-3)
     assert deepseek_batch_tokens(5e18) == pytest.approx(381_782, rel=1e-4)
     assert cerebras_batch_rows(SERIES_TOKENS) == pytest.approx(134.7, abs=0.05)
@@ -142,7 +142,7 @@ def test_rules_of_thumb_give_the_figures_that_were_published():
     assert cerebras_weight_decay(96, 1.4e-3, 3_183_840, 20) == pytest.approx(0.0963, abs=1e-4)
 
 
-def test_measured_shares_are_the_series_rates_over_the_data_sheets_peaks():
+def test_measured_mfu_is_the_speed_of_the_series_over_the_peak():
     assert flops_per_token(GPT2SmallConfig(), 1024) == SERIES_FLOPS_A_TOKEN
     assert measured_mfu("bfloat16") == measured_mfu("float16")
     # 266,285 tokens/s on eight A100: 266,285 x 854,438,400 / 8 / 312e12
@@ -182,12 +182,12 @@ def test_measured_shares_are_the_series_rates_over_the_data_sheets_peaks():
         ("NVIDIA", None),
     ],
 )
-def test_a_device_is_found_by_its_whole_name_and_a_variant_is_not_another(full_name, device):
+def test_device_is_found_by_its_full_name(full_name, device):
     assert find_device(full_name) == device
     assert (peak_flops(full_name, "float32") is None) == (device is None)
 
 
-def test_an_unknown_device_gets_the_nearest_or_the_whole_list():
+def test_unknown_device_suggests_the_nearest_or_lists_all():
     assert suggest_device("H1000") == "Did you mean H100?"
     assert suggest_device("4090") == "Did you mean RTX 4090?"
     assert suggest_device("Abacus").startswith("Known: GB200, B200, ")
@@ -205,7 +205,7 @@ def test_an_unknown_device_gets_the_nearest_or_the_whole_list():
         ("T4", (None, 65, None, 8.1)),
     ],
 )
-def test_peak_flops_are_the_data_sheets_dense_figures_of_the_precision(device, tflops):
+def test_peak_flops_are_the_dense_figures_of_the_data_sheets(device, tflops):
     found = [peak_flops(device, precision) for precision in PRECISIONS]
     assert found == [None if value is None else pytest.approx(value * 1e12) for value in tflops]
 
@@ -230,6 +230,6 @@ def test_peaks_do_not_rise_with_precision(precision):
     ],
     ids=str,
 )
-def test_precision_is_what_the_trainers_flags_say(words, precision):
+def test_precision_follows_the_flags(words, precision):
     defaults = {"bf16": False, "fp16": False, "tf32": None, "torch_compile": False}
     assert precision_of(SimpleNamespace(**{**defaults, **words})) == precision
