@@ -42,7 +42,7 @@ REMAINING: dict[str, int] = {
     "gpt2small_hf/model": 4,
     "gpt2small_hf/publishing": 52,
     "gpt2small_hf/report": 6,
-    "gpt2small_hf/training": 5,
+    "gpt2small_hf/training": 0,
     "tests": 2,
     "tests/benchmarks": 1,
     "tests/compat": 1,
@@ -57,7 +57,7 @@ REMAINING: dict[str, int] = {
     "tests/publishing": 49,
     "tests/report": 2,
     "tests/runs": 1,
-    "tests/training": 4,
+    "tests/training": 3,
 }
 """Folder → how many withdrawn words are left in it. Lower a number when you fix one; never raise it."""
 

@@ -1,6 +1,6 @@
-"""A trainer and its rows → what is wrong with them, found before the first step. Each check is of a failure once met.
+"""Check a trainer, its model and its data before the first step.
 
-It computes in full precision, on this process alone, with two to four rows: less work than a step or two of training.
+The checks compute in full precision, on one process, with two to four rows: less work than two steps of training.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ Batch = dict[str, Tensor]
 
 ROWS_LOOKED_AT = 1000
 SAME = 2e-3
-"""Share by which two ways to compute a loss or gradient norm may differ."""
+"""Relative tolerance between two ways to compute a loss or a gradient norm."""
 LEAKED = 1e-4
-"""A token that may not be seen changes logits by more than this share of their standard deviation."""
+"""Minimum change of logits, as a share of their standard deviation, that shows that a token is not masked."""
 HELDOUT_TOKENS, TRAINING_TOKENS = 100_000, 2_000_000
-"""Read to see whether held-out text was trained on: about a second's work."""
+"""Tokens compared to find held-out text in the training text: takes about a second."""
 SEEN_NOTED, SEEN_REFUSED = 0.1, 0.98
 CUT_NOTED = 0.1
 FEW_STEPS = 100
 UNREACHED_NOTED = 0.5
-"""Share of the context below which the positions that are learned are too few not to be mentioned."""
+"""Note the number of trained positions if it is below this share of the context."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """Result of one check."""
 
     name: str
     verdict: Literal["ok", "note", "fail"]
     says: str
-    """What was found; for a failure also what to do."""
+    """What was found; for a failure also the fix."""
 
 
 def preflight(
@@ -72,22 +72,22 @@ def preflight(
     free_bytes: int | None = None,
     prompts: Sequence[str] = (),
 ) -> list[Check]:
-    """Check what is about to be trained, and leave no trace: all of the trainer is as it was, gradients are None.
+    """Check a run before training. The state of the trainer is restored; gradients are None.
 
     Args:
-        trainer: before `train`. One rank of several may do this alone.
-        rows: to train on.
-        heldout: to measure on, if anything is held out.
+        trainer: before `train`. A single rank of several may call this alone.
+        rows: training rows.
+        heldout: held-out rows, if any.
         total_steps: optimizer steps of the run.
-        tokens_per_step: tokens that all ranks together train on in a step.
-        folder_to_write: where checkpoints and model will lie; it need not exist yet.
-        fresh: whether the weights are initial ones.
-        allow_high_initial_loss: note an initial loss far above that of an even guess instead of refusing it.
+        tokens_per_step: tokens per step over all ranks.
+        folder_to_write: folder of checkpoints and model; it need not exist yet.
+        fresh: whether the weights are newly initialised.
+        allow_high_initial_loss: note an initial loss far above that of a uniform guess instead of failing.
         known_positions: positions that the weights were trained on before this run.
-        free_bytes: space on the disk; unset, what that folder's disk has.
-        prompts: of the samples.
+        free_bytes: free space; None reads that of the folder's disk.
+        prompts: prompts of the samples.
 
-    Returns: the checks. The model is tried only if the data are fit for it.
+    Returns: the checks. The model is run only if the checks of the data do not fail.
     """
     model = trainer.accelerator.unwrap_model(trainer.model)
     with _no_trace(trainer, model):
@@ -103,7 +103,7 @@ def preflight(
             checks += [_count(trainer, model, batch, loss), *_accumulation_and_gradients(trainer, model, batch)]
             checks += [_causality(model, batch), *_documents(model, looked_at["training"])]
             checks.append(_positions(model, rows, looked_at["training"], known_positions))
-            if isinstance(model, GPT2SmallForCausalLM):  # and not one with adapters around it
+            if isinstance(model, GPT2SmallForCausalLM):  # without adapters
                 checks.append(_tied(model))
         checks += [
             *_precision(trainer),
@@ -122,7 +122,7 @@ def preflight(
 def show(checks: Sequence[Check], *, everything: bool = True) -> None:
     """Print the checks as a table; unless `everything`, only those that are not ok.
 
-    Raises: UsageError, one line of all that failed.
+    Raises: UsageError that lists the failed checks in one line.
     """
     shown = [check for check in checks if everything or check.verdict != "ok"]
     width = max(len(words) for words in ("found", *(check.says for check in shown)))
@@ -137,12 +137,12 @@ def show(checks: Sequence[Check], *, everything: bool = True) -> None:
         table = console_table(["check", "    ", "found".ljust(width)], lines)
         print("\n".join(line.rstrip() for line in table.splitlines()))
     if failed := [f"{check.name}: {check.says}" for check in checks if check.verdict == "fail"]:
-        raise UsageError(f"training was not begun. {' '.join(failed)}")
+        raise UsageError(f"training was not started. {' '.join(failed)}")
 
 
 @contextmanager
 def _no_trace(trainer: CausalLMTrainer, model: nn.Module) -> Iterator[None]:
-    """Dropout off, and no waiting for other ranks; afterwards everything as it was, and no gradients."""
+    """Disable dropout and communication between ranks; restore modes and random state, and remove gradients."""
     modes = [(module, module.training) for module in model.modules()]
     averaged = trainer.args.average_tokens_across_devices
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -167,20 +167,20 @@ def _no_trace(trainer: CausalLMTrainer, model: nn.Module) -> Iterator[None]:
 
 
 def _batches(trainer: CausalLMTrainer, rows: RowDataset) -> dict[int, Batch]:
-    """Rows evenly spread over a set, by number, each as the batch of one that the collator makes of it."""
+    """Return evenly spaced rows of a set, each collated to a batch of one: row number → batch."""
     n = min(len(rows), ROWS_LOOKED_AT)
     return {row: trainer.data_collator([rows[row]]) for row in np.linspace(0, len(rows) - 1, n).astype(int).tolist()}
 
 
 def _supervised(batch: Batch) -> Tensor:
-    """Which labels of a batch count: (rows, T - 1). Nothing predicts a row's first."""
+    """Return the mask of supervised labels, shape (rows, T - 1). The first label of a row is never predicted."""
     return batch["labels"][:, 1:] != -100
 
 
 def _text(trainer: CausalLMTrainer, rows: RowDataset) -> Check:
     tokenizer = trainer.processing_class
     if tokenizer is None:
-        return Check("first row", "note", "there is no tokenizer to read it with.")
+        return Check("first row", "note", "no tokenizer to decode it.")
     text = tokenizer.decode(rows[0]["input_ids"][:32].tolist(), skip_special_tokens=False)  # pyright: ignore[reportAttributeAccessIssue]
     return Check("first row", "ok", f"begins {text!r}")
 
@@ -215,7 +215,7 @@ def _labels(looked_at: dict[str, dict[int, Batch]]) -> Iterator[Check]:
 
 
 def _some_rows(trainer: CausalLMTrainer, rows: RowDataset, looked_at: dict[int, Batch], device: torch.device) -> Batch:
-    """A batch of two to four rows that have labels; of the first row one label alone, so that their numbers differ."""
+    """Return two to four rows with labels; keep one label of the first row, so that the numbers of labels differ."""
     with_labels = [row for row, batch in looked_at.items() if _supervised(batch).any()]
     n = max(2, min(4, trainer.args.per_device_train_batch_size, 2048 // rows.seq_len))
     batch = trainer.data_collator([rows[with_labels[i % len(with_labels)]] for i in range(n)])
@@ -235,7 +235,9 @@ def _initial_loss(model: GPT2SmallForCausalLM, loss: float, is_high_allowed: boo
     if not math.isfinite(loss):
         cause = "the weights or the arithmetic are broken before anything is learned."
     elif loss < even:
-        cause = "too low for weights that know nothing: the labels may be seen, or the loss be counted wrongly."
+        cause = (
+            "too low for untrained weights: the labels may leak into the input, or the loss may be averaged wrongly."
+        )
     elif tied and scheme == "torch":
         cause = "torch's embeddings of standard deviation 1 are too large for a tied head; set --init_scheme gpt2."
     else:
@@ -249,10 +251,10 @@ def _initial_loss(model: GPT2SmallForCausalLM, loss: float, is_high_allowed: boo
 
 
 def _count(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch, mean: float) -> Check:
-    """Whether the Trainer's divisor is the number of labels that the model's own mean is over."""
+    """Check that the Trainer divides by the number of labels that the model averages over."""
     counted = trainer._get_num_items_in_batch([batch], model.device)
     if counted is None:
-        says = "the Trainer counts none, so that micro-batches weigh alike however many labels they have."
+        says = "the Trainer does not count them, so all micro-batches weigh the same, whatever their labels."
         return Check("labels counted", "note", says)
     with torch.no_grad():
         total = float(trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(1, device=model.device)))
@@ -260,7 +262,7 @@ def _count(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch, 
     if averaged != int(counted):
         says = (
             f"the Trainer divides the loss by {int(counted):,} labels, the model's mean is over {averaged:,}: its "
-            "forward must hand num_items_in_batch to its loss, and its class be named …ForCausalLM."
+            "forward must pass num_items_in_batch to its loss, and its class name must end in ForCausalLM."
         )
         return Check("labels counted", "fail", says)
     return Check(
@@ -269,7 +271,7 @@ def _count(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch, 
 
 
 def _loss_and_norm(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batches: list[Batch]) -> list[float]:
-    """Loss and gradient norm of a step's micro-batches, as the Trainer adds them up. Leaves the gradients."""
+    """Return loss and gradient norm of a step's micro-batches, accumulated as by the Trainer. Keeps the gradients."""
     model.zero_grad(set_to_none=True)
     counted = trainer._get_num_items_in_batch(batches, model.device)
     total = 0.0
@@ -299,11 +301,11 @@ def _accumulation_and_gradients(trainer: CausalLMTrainer, model: GPT2SmallForCau
         yield Check("accumulation", "fail", says)
 
     parameters = dict(model.named_parameters())
-    if not isinstance(model, GPT2SmallForCausalLM):  # with adapters, which alone are trained
+    if not isinstance(model, GPT2SmallForCausalLM):  # only adapters are trained
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     without = [name for name, parameter in parameters.items() if parameter.grad is None]
     broken = [name for name, p in parameters.items() if p.grad is not None and not p.grad.isfinite().all()]
-    # LoRA's second matrix begins as zeros, so the first one gets nothing at the first step.
+    # LoRA's second matrix is initialised with zeros, so the gradient of the first one is zero at the first step.
     unread = _unread_rows(model, batch)
     zero = [
         name
@@ -314,23 +316,23 @@ def _accumulation_and_gradients(trainer: CausalLMTrainer, model: GPT2SmallForCau
     if any(wrong.values()):
         says = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
         yield Check(
-            "gradients", "fail", f"{says}: see that each is used, not frozen, and not zero where it meets others."
+            "gradients", "fail", f"{says}: check that each is used, is not frozen, and is not multiplied by zero."
         )
     else:
         yield Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
 
 
 def _unread_rows(model: GPT2SmallForCausalLM, batch: Batch) -> tuple[str, ...]:
-    """Modules of LoRA that train rows of an embedding (new tokens, new positions) of which the batch reads none.
+    """Return LoRA's modules that train rows of an embedding (new tokens or positions) that the batch does not contain.
 
-    A short batch reaches no new position, so their gradient is zero and nothing is wrong.
+    Their gradient is zero without an error: a short batch, for example, contains no new position.
     """
     positions = batch.get("position_ids")
     if positions is None:
         positions = torch.arange(batch["labels"].shape[1], device=batch["labels"].device).expand_as(batch["labels"])
     read = {
         model.get_input_embeddings(): batch["input_ids"],
-        # What stands after the last label has no gradient.
+        # Positions after the last label have no gradient.
         model.get_position_embeddings(): positions[:, :-1][_supervised(batch)],
     }
     unread = []
@@ -349,7 +351,7 @@ def _few(names: list[str]) -> str:
 
 
 def _changed(model: GPT2SmallForCausalLM, inputs: Batch, change: slice, look: slice) -> bool:
-    """Whether other tokens at `change` make other logits at `look`. One row of inputs."""
+    """Return whether replacing the tokens at `change` changes the logits at `look`, for one row of inputs."""
     other = inputs["input_ids"].clone()
     other[:, change] = (other[:, change] + 1) % model.config.vocab_size
     keep = torch.arange(inputs["input_ids"].shape[1], device=model.device)[look]
@@ -362,21 +364,21 @@ def _changed(model: GPT2SmallForCausalLM, inputs: Batch, change: slice, look: sl
 
 
 def _inputs(model: GPT2SmallForCausalLM, batch: Batch, length: int | None = None) -> Batch:
-    """The first row without its labels, or its first tokens."""
+    """Return the inputs of the first row without labels, cut to `length` tokens if given."""
     return {name: tensor[:1, :length].to(model.device) for name, tensor in batch.items() if name != "labels"}
 
 
 def _causality(model: GPT2SmallForCausalLM, batch: Batch) -> Check:
-    inputs = _inputs(model, batch, 64)  # of few tokens each weighs more, so that one too many shows
+    inputs = _inputs(model, batch, 64)  # in a short row a single leaked token changes the logits more
     middle = inputs["input_ids"].shape[1] // 2
     if _changed(model, inputs, slice(middle, None), slice(0, middle)):
-        says = "later tokens change the logits of earlier ones: the model sees what it shall predict; mend its mask."
+        says = "later tokens change the logits of earlier ones: the model sees what it predicts; fix its mask."
         return Check("causality", "fail", says)
     return Check("causality", "ok", "later tokens change nothing before them")
 
 
 def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iterator[Check]:
-    """Only of rows whose positions start again: those keep their documents apart."""
+    """Check isolation between documents, for rows whose position_ids restart within the row."""
     for batch in looked_at.values():
         if "position_ids" not in batch:
             return
@@ -386,8 +388,8 @@ def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iter
         start = int(starts[0]) + 1
         if _changed(model, _inputs(model, batch), slice(0, start), slice(start, start + 32)):
             says = (
-                "a document's tokens change the logits of the next one, though position_ids start again there: give "
-                "the model no cache and no attention_mask beside them."
+                "a document's tokens change the logits of the next one, though position_ids restart there: do not "
+                "pass a cache or an attention_mask together with position_ids."
             )
             yield Check("documents", "fail", says)
         else:
@@ -396,7 +398,7 @@ def _documents(model: GPT2SmallForCausalLM, looked_at: dict[int, Batch]) -> Iter
 
 
 def _positions(model: GPT2SmallForCausalLM, rows: RowDataset, looked_at: dict[int, Batch], known: int) -> Check:
-    """Whether most of the context is learned: in this run, or before it."""
+    """Check whether most positions of the context are trained, in this run or before it."""
     if isinstance(rows, ChatDataset):
         reached, what = max(len(one.input_ids) for one in rows.encoded), "the longest chat has"
     else:
@@ -406,7 +408,7 @@ def _positions(model: GPT2SmallForCausalLM, rows: RowDataset, looked_at: dict[in
     says = f"{what} {reached:,} tokens, of a context of {context:,}"
     if learned < UNREACHED_NOTED * context:
         says += (
-            f": positions from {learned:,} on stay as they were drawn, so text longer than that comes out wrong. "
+            f": positions from {learned:,} on stay untrained, so longer texts are predicted badly. "
             f"Train on longer rows, or set --max_position_embeddings {max(known, 1 << (reached - 1).bit_length())}"
         )
         return Check("positions", "note", says)
@@ -435,8 +437,8 @@ def _tied(model: GPT2SmallForCausalLM) -> Check:
 
 
 def _precision(trainer: CausalLMTrainer) -> Iterator[Check]:
-    """Only of a precision that the device does not compute in."""
-    if trainer.args.fp16 and trainer.args.device.type == "cpu":  # Accelerate has float16 for GPUs alone
+    """Note a precision that the device does not support."""
+    if trainer.args.fp16 and trainer.args.device.type == "cpu":  # Accelerate supports float16 only on GPUs
         says = "--fp16 does nothing on a CPU: training is in float32, without loss scaling. 16-bit products: --bf16"
         yield Check("precision", "note", says)
 
@@ -457,9 +459,9 @@ def _rate(trainer: CausalLMTrainer, total_steps: int) -> Check:
     share, peak = rates(trainer.args, total_steps), trainer.args.learning_rate
     warmup = trainer.args.get_warmup_steps(total_steps)
     if share is None:
-        return Check("learning rate", "note", "follows the held-out loss, so it is not known beforehand.")
+        return Check("learning rate", "note", "depends on the held-out loss, so it is not known in advance.")
     if not peak:
-        return Check("learning rate", "fail", "is 0, so that nothing is learned: set --learning_rate.")
+        return Check("learning rate", "fail", "is 0, so the model does not train: set --learning_rate.")
     steps = sorted({*np.linspace(0, total_steps, 2000).astype(int).tolist(), min(warmup, total_steps)})
     highest = max(steps, key=share)
     if share(highest) < 1 - 1e-6:
@@ -474,14 +476,14 @@ def _rate(trainer: CausalLMTrainer, total_steps: int) -> Check:
     )
     if highest < total_steps:
         return Check("learning rate", "ok", course)
-    return Check("learning rate", "note", f"{course}: it does nothing but warm up; see --warmup_steps.")
+    return Check("learning rate", "note", f"{course}: the whole run is warm-up; see --warmup_steps.")
 
 
 def _passes(rows: RowDataset, total_steps: int, tokens_per_step: int) -> Check:
     wanted, there = total_steps * tokens_per_step, round(len(rows) * rows.tokens_per_row)
     if rows.is_chat:  # several epochs are usual
-        return Check("tokens", "ok", f"{there:,} are there: {wanted / there:.1f} passes over the chats")
-    says = f"{wanted:,} are trained on, {there:,} are there: {wanted / there:.1f} passes over the text"
+        return Check("tokens", "ok", f"{there:,} are there: {wanted / there:.1f} epochs of the chats")
+    says = f"{wanted:,} are trained on, {there:,} are there: {wanted / there:.1f} epochs of the text"
     return Check("tokens", "note" if wanted > there else "ok", says)
 
 
@@ -505,12 +507,12 @@ def _seen(rows: RowDataset, heldout: RowDataset | None) -> Check:
         return _repeated(rows, heldout)
     if isinstance(rows, TextDataset) and isinstance(heldout, TextDataset):
         return _overlap(rows, heldout)
-    says = "none: all of the data is trained on, so the loss on new data stays unknown."
+    says = "none: the run trains on all of the data, so the loss on new data is unknown."
     return Check("held-out data", "note", says)
 
 
 def _prompts(trainer: CausalLMTrainer, model: nn.Module, prompts: Sequence[str], *, chat: bool) -> Check:
-    """Whether prompts leave the half of the context in which samples are written."""
+    """Check that prompts leave half of the context for the samples."""
     half = model.config.max_position_embeddings // 2  # pyright: ignore[reportAttributeAccessIssue, reportOperatorIssue]
     lengths = [len(ids) for ids in encode_prompts(trainer.processing_class, list(prompts), chat=chat)]  # pyright: ignore[reportArgumentType]
     says = f"the longest has {counted(max(lengths), 'token')}"
@@ -540,7 +542,7 @@ def _cut(rows: ChatDataset) -> Check:
         )
         return Check("long chats", "note", says)
     if empty > CUT_NOTED * counts.conversations:
-        says = f"{empty:,} of {counts.conversations:,} have an answer of no words: they teach to end at once."
+        says = f"{empty:,} of {counts.conversations:,} have an empty answer: the model learns to stop at once."
         return Check("long chats", "note", says)
     return Check("long chats", "ok", f"{cut:,} of {counts.conversations:,} lost turns or were left out")
 
@@ -558,7 +560,7 @@ def _steps(trainer: CausalLMTrainer, rows: ChatDataset, total_steps: int) -> Che
 
 
 def _choice(trainer: CausalLMTrainer, heldout: ChatDataset) -> Check:
-    """Whether the held-out chats can tell which checkpoint is the best."""
+    """Check whether there are enough held-out chats to choose the best checkpoint."""
     n, keeps_best = heldout.counts.kept, trainer.args.load_best_model_at_end
     kept = f"the {'best' if keeps_best else 'last'} model is kept"
     if n >= CHATS_TO_JUDGE_BY:
@@ -573,7 +575,7 @@ def _overlap(rows: TextDataset, heldout: TextDataset) -> Check:
     text = _first(rows, TRAINING_TOKENS)
     seen = seen_in_training(text, _first(heldout, HELDOUT_TOKENS))
     places = np.arange(seen.shape[0])[:, None] * heldout.seq_len + np.arange(1, heldout.seq_len)
-    seen = seen[places >= 12]  # what 13 tokens can end at
+    seen = seen[places >= 12]  # positions at which 13 tokens can end
     if not len(seen):
         return Check("held-out text", "note", "is too short to tell whether it repeats training text.")
     says = (
@@ -587,7 +589,7 @@ def _overlap(rows: TextDataset, heldout: TextDataset) -> Check:
 
 
 def _first(rows: TextDataset, n_tokens: int) -> TextDataset:
-    """The same set, ending after so many tokens."""
+    """Return the same set, cut after `n_tokens` tokens."""
     few = copy.copy(rows)
     few.n_tokens = min(rows.n_tokens, n_tokens)
     few.n_rows = max(1, min(len(rows), n_tokens // rows.seq_len))

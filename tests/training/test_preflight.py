@@ -1,4 +1,4 @@
-"""Each check passes what is sound and names the one fault put into a real trainer; and none leaves a trace."""
+"""Each check passes a correct run and reports the one fault put into a real trainer; none changes its state."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
 
 
 class RowsWithLabels(TextDataset):
-    """Rows of which only the labels after `answers_from` count, in those rows that have any."""
+    """Rows whose supervised labels are those after `answers_from`; some rows may have none."""
 
     answers_from = 16
     rows_without = range(0)
@@ -65,7 +65,7 @@ def make(folder, place, *, kind=TextDataset, packing="stream", model=GPT2SmallFo
 
 
 def checked(trainer, folder, **changes):
-    """The checks by name."""
+    """Return the checks by name."""
     settings = {
         "rows": trainer.train_dataset,
         "heldout": type(trainer.train_dataset)(folder, "validation", 32),
@@ -81,7 +81,7 @@ def failed(checks):
     return {name for name, check in checks.items() if check.verdict == "fail"}
 
 
-# ---- what is sound ------------------------------------------------------------------------------------------------
+# ---- correct runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def failed(checks):
     ],
     ids=str,
 )
-def test_a_sound_run_passes(folder, tmp_path, settings):
+def test_correct_run_passes(folder, tmp_path, settings):
     checks = checked(make(folder, tmp_path, **settings), folder)
     assert failed(checks) == set()
     assert {check.verdict for check in checks.values()} <= {"ok", "note"}
@@ -122,7 +122,7 @@ def test_prompts_longer_than_half_the_context_are_noted(folder, tmp_path):
     assert checked(trainer, folder, prompts=["a"])["prompts"] == Check("prompts", "ok", "the longest has 1 token")
 
 
-def test_it_says_what_a_human_wants_to_see(folder, tmp_path):
+def test_checks_report_their_figures(folder, tmp_path):
     trainer = make(folder, tmp_path, warmup_steps=4)
     checks = checked(trainer, folder)
     ids = trainer.train_dataset[0]["input_ids"][:32]
@@ -139,22 +139,22 @@ def test_it_says_what_a_human_wants_to_see(folder, tmp_path):
     assert checks["weight decay"].says.startswith(f"0.1 on 15 tensors of {n:,} parameters, none on 16 of ")
     there = len(trainer.train_dataset) * 32
     assert checks["tokens"] == Check(
-        "tokens", "ok", f"2,560 are trained on, {there:,} are there: {2560 / there:.1f} passes over the text"
+        "tokens", "ok", f"2,560 are trained on, {there:,} are there: {2560 / there:.1f} epochs of the text"
     )
 
 
-def test_special_tokens_of_the_first_row_can_be_seen(folder, tmp_path):
+def test_first_row_is_shown_with_special_tokens(folder, tmp_path):
     trainer = make(folder, tmp_path, packing="bos_bestfit")
     assert checked(trainer, folder)["first row"].says.startswith("begins '<|endoftext|>")
 
 
-def test_half_of_each_row_supervised_is_said(folder, tmp_path):
+def test_share_of_supervised_labels_is_reported(folder, tmp_path):
     checks = checked(make(folder, tmp_path, kind=RowsWithLabels), folder)
     assert checks["training labels"].says.startswith(f"{16 / 31:.1%} of the tokens")
     assert checks["labels counted"].says.startswith("49 in 4 rows")
 
 
-def test_rows_without_labels_are_counted_and_not_tried(folder, tmp_path):
+def test_rows_without_labels_are_counted_and_skipped(folder, tmp_path):
     trainer = make(folder, tmp_path, kind=RowsWithLabels)
     trainer.train_dataset.rows_without = range(0, 7)
     checks = checked(trainer, folder)
@@ -177,11 +177,11 @@ class RandomRows(TextDataset):
 
 
 @pytest.mark.slow
-def test_twenty_steps_after_it_are_those_without_it_to_the_bit(folder, tmp_path):
+def test_preflight_changes_no_later_step(folder, tmp_path):
     trained = []
     for first in (True, False):
         trainer = make(folder, tmp_path, kind=RandomRows, config={"resid_pdrop": 0.1, "embd_pdrop": 0.1})
-        trainer.model.model.layers[0].eval()  # a mode somebody chose for a part alone
+        trainer.model.model.layers[0].eval()  # a mode set for one submodule
         if first:
             modes = [module.training for module in trainer.model.modules()]
             settings = trainer.args.to_json_string(), trainer.model.config.to_json_string()
@@ -199,7 +199,7 @@ def test_twenty_steps_after_it_are_those_without_it_to_the_bit(folder, tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
 
 
-def test_a_fault_on_the_way_leaves_no_trace_either(folder, tmp_path):
+def test_state_is_restored_after_an_error(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.model.model.norm.register_forward_hook(lambda *args: 1 / 0)
     trainer.model.train()
@@ -238,7 +238,7 @@ def test_one_rank_of_two_can_check_while_the_other_waits(folder, tmp_path):
 # ---- faults -------------------------------------------------------------------------------------------------------
 
 
-def test_a_tied_head_with_torchs_embeddings_starts_too_high_and_is_told_why(folder, tmp_path):
+def test_tied_head_with_torch_initialisation_fails_with_the_cause(folder, tmp_path):
     trainer = make(folder, tmp_path, config={"tie_word_embeddings": True, "init_scheme": "torch"})
     checks = checked(trainer, folder)
     assert failed(checks) == {"initial loss"}
@@ -250,28 +250,28 @@ def test_a_tied_head_with_torchs_embeddings_starts_too_high_and_is_told_why(fold
     assert allowed["initial loss"].verdict == "note"
 
 
-def test_weights_drawn_too_large_start_too_high(folder, tmp_path):
+def test_too_large_initial_weights_fail(folder, tmp_path):
     checks = checked(make(folder, tmp_path, config={"initializer_range": 0.5}), folder)
     assert failed(checks) == {"initial loss"}
     assert "--initializer_range 0.02" in checks["initial loss"].says
 
 
-def test_other_draws_may_be_a_little_off_and_are_noted(folder, tmp_path):
+def test_slightly_high_initial_loss_is_noted(folder, tmp_path):
     trainer = make(folder, tmp_path, config={"init_scheme": "torch"})
     with torch.no_grad():
         trainer.model.lm_head.weight.mul_(3)
     assert checked(trainer, folder)["initial loss"].verdict == "note"
 
 
-def test_weights_that_know_something_already_are_not_initial_ones(folder, tmp_path):
+def test_trained_weights_fail_as_initial_weights(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.train()
     checks = checked(trainer, folder, allow_high_initial_loss=True)
     assert failed(checks) == {"initial loss"}
-    assert "too low for weights that know nothing" in checks["initial loss"].says
+    assert "too low for untrained weights" in checks["initial loss"].says
 
 
-def test_a_weight_that_is_not_finite_is_found(folder, tmp_path):
+def test_weight_that_is_not_finite_fails(folder, tmp_path):
     trainer = make(folder, tmp_path)
     with torch.no_grad():
         trainer.model.model.norm.weight[3] = math.nan
@@ -281,23 +281,23 @@ def test_a_weight_that_is_not_finite_is_found(folder, tmp_path):
 
 
 class GPT2SmallLM(GPT2SmallForCausalLM):
-    """A name from which the Trainer does not see that the loss shifts labels."""
+    """Has a name from which the Trainer cannot infer that the loss shifts labels."""
 
 
-def test_labels_counted_without_the_shift_are_found(folder, tmp_path):
+def test_labels_counted_without_the_shift_fail(folder, tmp_path):
     checks = checked(make(folder, tmp_path, model=GPT2SmallLM), folder)
     assert failed(checks) == {"labels counted"}
     assert "divides the loss by 97 labels, the model's mean is over 94" in checks["labels counted"].says
 
 
 class DeafForCausalLM(GPT2SmallForCausalLM):
-    """Says that it takes more arguments, and drops num_items_in_batch."""
+    """Accepts further arguments, and drops num_items_in_batch."""
 
     def forward(self, input_ids, labels=None, num_items_in_batch=None, **kwargs):
         return super().forward(input_ids, labels=labels, **kwargs)
 
 
-def test_a_loss_that_grows_with_accumulation_is_found(folder, tmp_path):
+def test_loss_that_grows_with_accumulation_fails(folder, tmp_path):
     checks = checked(make(folder, tmp_path, model=DeafForCausalLM), folder)
     assert failed(checks) == {"labels counted", "accumulation"}
     (once, _), (apart, _) = re.findall(r"(\d+\.\d+), (\d+\.\d+)", checks["accumulation"].says)
@@ -305,19 +305,19 @@ def test_a_loss_that_grows_with_accumulation_is_found(folder, tmp_path):
 
 
 class EvenForCausalLM(GPT2SmallForCausalLM):
-    """Does not want num_items_in_batch: the Trainer averages over micro-batches."""
+    """Does not accept num_items_in_batch: the Trainer averages over micro-batches."""
 
     accepts_loss_kwargs = False
 
 
-def test_micro_batches_that_weigh_alike_whatever_they_hold_are_found(folder, tmp_path):
+def test_micro_batches_of_equal_weight_are_noted(folder, tmp_path):
     checks = checked(make(folder, tmp_path, model=EvenForCausalLM), folder)
     assert failed(checks) == {"accumulation"}
     assert checks["labels counted"].verdict == "note"
 
 
 @pytest.mark.parametrize("split", ["training", "held-out"])
-def test_a_set_whose_labels_are_all_masked_fails_and_the_model_is_not_tried(folder, tmp_path, split):
+def test_set_without_labels_fails_before_the_model_runs(folder, tmp_path, split):
     trainer = make(folder, tmp_path, kind=RowsWithLabels)
     heldout = RowsWithLabels(folder, "validation", 32)
     (trainer.train_dataset if split == "training" else heldout).answers_from = 32
@@ -327,7 +327,7 @@ def test_a_set_whose_labels_are_all_masked_fails_and_the_model_is_not_tried(fold
     assert "gradients" not in checks
 
 
-def test_one_label_that_nothing_predicts_is_no_label(folder, tmp_path):
+def test_first_label_of_a_row_does_not_count(folder, tmp_path):
     trainer = make(folder, tmp_path, kind=RowsWithLabels)
     original = RowsWithLabels.__getitem__
 
@@ -340,7 +340,7 @@ def test_one_label_that_nothing_predicts_is_no_label(folder, tmp_path):
     assert failed(checked(trainer, folder, rows=rows)) == {"training labels"}
 
 
-def test_ids_that_the_model_does_not_know_are_found_in_the_folder_and_the_model_is_not_tried(folder, tmp_path):
+def test_too_large_ids_of_a_folder_fail_before_the_model_runs(folder, tmp_path):
     checks = checked(make(folder, tmp_path, config={"vocab_size": 250}), folder)
     assert failed(checks) == {"token ids"}
     assert re.search(
@@ -349,7 +349,7 @@ def test_ids_that_the_model_does_not_know_are_found_in_the_folder_and_the_model_
     assert "gradients" not in checks
 
 
-def test_ids_that_the_model_does_not_know_are_found_in_the_rows(folder, tmp_path):
+def test_too_large_ids_in_rows_fail(folder, tmp_path):
     class OneTooMany(TextDataset):
         def __getitem__(self, row):
             item = super().__getitem__(row)
@@ -363,14 +363,14 @@ def test_ids_that_the_model_does_not_know_are_found_in_the_rows(folder, tmp_path
 
 
 @pytest.mark.parametrize("n_layers_broken", [1, 2])
-def test_a_mask_that_lets_the_future_through_is_found(folder, tmp_path, n_layers_broken):
+def test_mask_that_is_not_causal_fails(folder, tmp_path, n_layers_broken):
     trainer = make(folder, tmp_path)
     for layer in trainer.model.model.layers[:n_layers_broken]:
         layer.self_attn.is_causal = False
     assert failed(checked(trainer, folder)) == {"causality"}
 
 
-def test_a_mask_that_is_off_by_one_is_found(folder, tmp_path, monkeypatch):
+def test_mask_that_is_off_by_one_fails(folder, tmp_path, monkeypatch):
     trainer = make(folder, tmp_path)
     attention = trainer.model.model.layers[1].self_attn
     forward, ahead = attention.forward, torch.ones(32, 32, dtype=torch.bool).tril(1)
@@ -382,7 +382,7 @@ def test_a_mask_that_is_off_by_one_is_found(folder, tmp_path, monkeypatch):
     assert failed(checked(trainer, folder)) == {"causality"}
 
 
-def test_documents_that_see_each_other_are_found(folder, tmp_path, monkeypatch):
+def test_attention_across_documents_fails(folder, tmp_path, monkeypatch):
     trainer = make(folder, tmp_path, packing="isolate")
     decoder = trainer.model.model
     forward = decoder.forward
@@ -394,7 +394,7 @@ def test_documents_that_see_each_other_are_found(folder, tmp_path, monkeypatch):
     assert failed(checked(trainer, folder)) == {"documents"}
 
 
-def test_a_head_that_lost_its_tie_is_found(folder, tmp_path):
+def test_head_that_lost_its_tie_fails(folder, tmp_path):
     trainer = make(folder, tmp_path, config={"tie_word_embeddings": True})
     trainer.model.lm_head.weight = nn.Parameter(trainer.model.lm_head.weight.detach().clone())
     checks = checked(trainer, folder)
@@ -402,7 +402,7 @@ def test_a_head_that_lost_its_tie_is_found(folder, tmp_path):
     assert "is true, but head and embedding are two in memory" in checks["tied weights"].says
 
 
-def test_a_tie_that_would_be_saved_as_two_is_found(folder, tmp_path):
+def test_tie_that_would_be_saved_twice_fails(folder, tmp_path):
     trainer = make(folder, tmp_path, config={"tie_word_embeddings": True})
     trainer.model.register_state_dict_post_hook(
         lambda module, state, prefix, metadata: state.update({"lm_head.weight": state["lm_head.weight"].clone()})
@@ -412,7 +412,7 @@ def test_a_tie_that_would_be_saved_as_two_is_found(folder, tmp_path):
     assert "are two as saved" in checks["tied weights"].says
 
 
-def test_a_tie_that_nobody_asked_for_is_found(folder, tmp_path):
+def test_unrequested_tie_fails(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.model.lm_head.weight = trainer.model.model.embed_tokens.weight
     checks = checked(trainer, folder)
@@ -420,7 +420,7 @@ def test_a_tie_that_nobody_asked_for_is_found(folder, tmp_path):
     assert "is false, but head and embedding are one in memory" in checks["tied weights"].says
 
 
-def test_a_frozen_parameter_is_named(folder, tmp_path):
+def test_frozen_parameter_is_named(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.model.model.layers[1].mlp.up_proj.weight.requires_grad_(False)
     checks = checked(trainer, folder)
@@ -428,7 +428,7 @@ def test_a_frozen_parameter_is_named(folder, tmp_path):
     assert checks["gradients"].says.startswith("model.layers.1.mlp.up_proj.weight got no gradient")
 
 
-def test_parameters_that_learn_nothing_are_named(folder, tmp_path):
+def test_parameters_with_zero_gradient_are_named(folder, tmp_path):
     trainer = make(folder, tmp_path)
     with torch.no_grad():
         trainer.model.model.layers[0].self_attn.o_proj.weight.zero_()
@@ -437,7 +437,7 @@ def test_parameters_that_learn_nothing_are_named(folder, tmp_path):
     assert re.search(r"self_attn.q_proj.weight and \d more got one that is all zero", checks["gradients"].says)
 
 
-def test_a_gradient_that_is_not_finite_is_named(folder, tmp_path):
+def test_gradient_that_is_not_finite_is_named(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.model.model.layers[0].mlp.down_proj.bias.register_hook(
         lambda g: g.index_fill(0, torch.tensor([1]), torch.inf)
@@ -447,18 +447,18 @@ def test_a_gradient_that_is_not_finite_is_named(folder, tmp_path):
     assert checks["gradients"].says.startswith("model.layers.0.mlp.down_proj.bias got one that is not finite")
 
 
-def test_a_warm_up_longer_than_the_run_fails(folder, tmp_path):
+def test_warm_up_longer_than_the_run_fails(folder, tmp_path):
     checks = checked(make(folder, tmp_path, warmup_steps=25), folder)
     assert failed(checks) == {"learning rate"}
     assert "goes to 8.0e-03 and never reaches its peak of 1.0e-02" in checks["learning rate"].says
     assert "of 20 steps warm-up takes 25" in checks["learning rate"].says
 
 
-def test_a_run_that_does_nothing_but_warm_up_is_noted(folder, tmp_path):
+def test_run_that_is_only_warm_up_is_noted(folder, tmp_path):
     assert checked(make(folder, tmp_path, warmup_steps=20), folder)["learning rate"].verdict == "note"
 
 
-def test_a_rate_of_zero_fails(folder, tmp_path):
+def test_learning_rate_of_zero_fails(folder, tmp_path):
     assert failed(checked(make(folder, tmp_path, learning_rate=0.0), folder)) == {"learning rate"}
 
 
@@ -469,21 +469,21 @@ def test_a_rate_of_zero_fails(folder, tmp_path):
         ({"lr_scheduler_type": "linear", "warmup_steps": 0.25}, "0 -> 1.0e-02 at step 5 -> 0"),
     ],
 )
-def test_the_course_of_other_schedules_is_told(folder, tmp_path, schedule, says):
+def test_course_of_other_schedules_is_reported(folder, tmp_path, schedule, says):
     assert checked(make(folder, tmp_path, **schedule), folder)["learning rate"] == Check("learning rate", "ok", says)
 
 
-def test_a_rate_that_follows_the_loss_is_not_foretold(folder, tmp_path):
+def test_rate_that_depends_on_the_loss_is_noted(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.args.lr_scheduler_type, trainer.args.lr_scheduler_kwargs = "reduce_lr_on_plateau", None
     assert checked(trainer, folder)["learning rate"].verdict == "note"
 
 
-def test_more_tokens_than_there_are_is_noted_with_the_passes(folder, tmp_path):
+def test_more_tokens_than_the_set_are_noted_as_epochs(folder, tmp_path):
     trainer = make(folder, tmp_path)
     check = checked(trainer, folder, tokens_per_step=len(trainer.train_dataset) * 32 // 8)["tokens"]
     assert check.verdict == "note"
-    assert "2.5 passes" in check.says
+    assert "2.5 epochs" in check.says
 
 
 BEST = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": True}
@@ -500,7 +500,7 @@ BEST = {"eval_strategy": "steps", "eval_steps": 2, "load_best_model_at_end": Tru
         ({"save_strategy": "no"}, 0),
     ],
 )
-def test_a_disk_too_small_for_checkpoints_and_model_fails_by_one_byte(folder, tmp_path, settings, n_checkpoints):
+def test_disk_too_small_by_one_byte_fails(folder, tmp_path, settings, n_checkpoints):
     trainer = make(folder, tmp_path, **settings)
     needed = (n_checkpoints * 12 + 4) * trainer.model.num_parameters()
     checks = checked(trainer, folder, free_bytes=needed - 1)
@@ -509,7 +509,7 @@ def test_a_disk_too_small_for_checkpoints_and_model_fails_by_one_byte(folder, tm
     assert failed(checked(trainer, folder, free_bytes=needed)) == set()
 
 
-def test_a_model_too_large_for_this_disk_fails_without_being_made(folder, tmp_path):
+def test_model_too_large_for_the_disk_fails_before_it_is_built(folder, tmp_path):
     from gpt2small_hf.training.preflight import _disk
 
     trainer = make(folder, tmp_path, save_strategy="steps", save_steps=2)
@@ -528,35 +528,35 @@ def test_held_out_text_that_is_the_training_text_fails(folder, tmp_path, n_rows)
     assert checks["held-out text"].says.startswith("100% of ")
 
 
-def test_held_out_text_too_short_for_that_is_noted(folder, tmp_path):
+def test_too_short_held_out_text_is_noted(folder, tmp_path):
     check = checked(make(folder, tmp_path), folder, heldout=TextDataset(folder, "train", 8, max_rows=1))[
         "held-out text"
     ]
     assert check == Check("held-out text", "note", "is too short to tell whether it repeats training text.")
 
 
-def test_a_share_of_the_held_out_text_in_the_training_text_is_noted(folder, tmp_path):
+def test_held_out_text_partly_in_the_training_text_is_noted(folder, tmp_path):
     check = checked(make(folder, tmp_path), folder)["held-out text"]
     assert check.verdict == "note"
     assert 10 < int(check.says.split("%")[0]) < 98
 
 
 @pytest.mark.parametrize(("context", "known", "verdict"), [(64, 0, "ok"), (128, 0, "note"), (128, 64, "ok")])
-def test_a_context_that_rows_hardly_reach_is_noted(folder, tmp_path, context, known, verdict):
-    """Rows have 32 tokens: later positions are learned only if the weights knew them before."""
+def test_context_much_longer_than_rows_is_noted(folder, tmp_path, context, known, verdict):
+    """Rows have 32 tokens: later positions are trained only if they were before this run."""
     trainer = make(folder, tmp_path, config={"max_position_embeddings": context})
     check = checked(trainer, folder, known_positions=known)["positions"]
     assert check.verdict == verdict
-    assert ("positions from 32 on stay as they were drawn" in check.says) == (verdict == "note")
+    assert ("positions from 32 on stay untrained" in check.says) == (verdict == "note")
     assert ("--max_position_embeddings 32" in check.says) == (verdict == "note")
 
 
-# ---- shown --------------------------------------------------------------------------------------------------------
+# ---- the table ----------------------------------------------------------------------------------------------------
 
 FOUND = [Check("alpha", "ok", "as it should be"), Check("beta", "note", "look"), Check("c", "ok", "fine")]
 
 
-def test_a_table_shows_everything_or_what_deserves_a_look(capsys):
+def test_table_lists_all_checks_or_only_notes_and_failures(capsys):
     show(FOUND)
     assert capsys.readouterr().out.splitlines() == [
         "3 checks before the first step: 2 ok, 1 note",
@@ -571,10 +571,10 @@ def test_a_table_shows_everything_or_what_deserves_a_look(capsys):
     assert capsys.readouterr().out == "1 check before the first step: 1 ok\n"
 
 
-def test_what_failed_stops_the_run_with_one_line_of_all_of_it(capsys):
+def test_failures_stop_the_run_with_one_line(capsys):
     with pytest.raises(UsageError) as error:
         show([*FOUND, Check("delta", "fail", "this is wrong: do that."), Check("e", "fail", "so is this: stop it.")])
-    assert str(error.value) == "training was not begun. delta: this is wrong: do that. e: so is this: stop it."
+    assert str(error.value) == "training was not started. delta: this is wrong: do that. e: so is this: stop it."
     said = capsys.readouterr().out
     assert said.splitlines()[0] == "5 checks before the first step: 2 ok, 1 note, 2 failed"
     assert "delta  fail  this is wrong" in said
