@@ -1,1 +1,1 @@
-"""How a model becomes results on disk."""
+"""Evaluation of models: held-out loss, overlap, completions and answers."""

@@ -1,4 +1,4 @@
-"""A chat model and held-out questions → its answers, many at a time, and whether each came to an end by itself."""
+"""Answer held-out questions in batches, and record whether each answer ends with a stop token."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ MOST_NEW_TOKENS = 128
 
 
 def questions(chats: Sequence[Conversation], most: int) -> list[list[Message]]:
-    """What stands before the first answer of each conversation: the system's turn, if it has one, and a question.
+    """Return the messages before the first answer of each conversation: the system message, if any, and a question.
 
-    One conversation in so many is asked, evenly over all, if there are more than `most`.
+    Of more than `most` conversations, `most` are chosen at equal distances.
     """
     asked = [chat.messages[: 2 if chat.messages[0]["role"] == "system" else 1] for chat in chats]
     return [asked[number * len(asked) // most] for number in range(most)] if len(asked) > most else asked
 
 
 def first_questions(chats: Sequence[Conversation], most: int = 3) -> list[str]:
-    """The first different questions of users that open a conversation, at most `most`."""
+    """Return up to `most` different questions that open a conversation."""
     return list(dict.fromkeys(asked[-1]["content"] for asked in questions(chats, len(chats))))[:most]
 
 
@@ -44,12 +44,12 @@ def answer_all(
     seed: int = 0,
     batch_size: int = 32,
 ) -> list[dict[str, Any]]:
-    """Let the model answer each chat, which ends with the user's turn. The caller's random state is left as it was.
+    """Generate an answer to each chat, which ends with a user message. The global random state is unchanged.
 
-    A question that leaves no room for an answer in the context is not asked.
+    Questions that fill the context are skipped.
 
-    Returns: for each the `messages`, the `answer`, whether it `ended` by a stop token, and how many `tokens` it has
-        with that.
+    Returns: for each question its `messages`, the `answer`, whether it `ended` with a stop token, and the number of
+        `tokens`, including the stop token.
     """
     was_training = model.training
     model.eval()
@@ -61,7 +61,7 @@ def answer_all(
         for chat, encoded in zip(chats, encode(tokenizer, chats, add_generation_prompt=True), strict=True)
         if len(encoded.input_ids) < context
     ]
-    # Alike long ones together: less filling, and nothing short is kept from a long answer.
+    # Batches of similar length need less padding and leave short questions more tokens for the answer.
     order = sorted(range(len(asked)), key=lambda number: len(asked[number][1]))
     answers: list[dict[str, Any]] = [{} for _ in asked]
     console = Console(stderr=True)
@@ -79,8 +79,8 @@ def answer_all(
             inputs = tokenizer.pad({"input_ids": prompts}, padding_side="left", return_tensors="pt").to(model.device)
             longest = inputs["input_ids"].shape[1]
             sampling = {"temperature": temperature, "top_k": top_k} if do_sample else {}
-            room = min(max_new_tokens, context - longest)
-            written = model.generate(**inputs, do_sample=do_sample, max_new_tokens=room, **sampling)  # pyright: ignore[reportAttributeAccessIssue]
+            limit = min(max_new_tokens, context - longest)
+            written = model.generate(**inputs, do_sample=do_sample, max_new_tokens=limit, **sampling)  # pyright: ignore[reportAttributeAccessIssue]
             for number, ids in zip(numbers, written[:, longest:].tolist(), strict=True):
                 end = next((place for place, id in enumerate(ids) if id in stops), None)
                 said = ids if end is None else ids[:end]

@@ -1,4 +1,4 @@
-"""Fixed prompts → the model's completions of them, greedy and sampled with a seed."""
+"""Complete prompts, greedily and by sampling with a seed."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def complete(
     """Continue each prompt twice, greedily and sampled. With `chat`, answer it twice.
 
     All completions are decoded in one batch, padded on the left, with the key-value cache. Each sampled one draws from
-    a generator of its own, seeded with `seed`: it does not depend on the other prompts, except that rounding may differ
-    with the shape of the batch. The global random state is not used.
+    its own generator, seeded with `seed`, so it does not depend on the other prompts beyond rounding.
+    The global random state is not used.
 
-    A continuation has up to 60 tokens by default, an answer up to 128, within the context length. Of a prompt longer
-    than half the context, only the end is read.
+    By default a continuation has up to 60 tokens and an answer up to 128, within the context length. Longer prompts are
+    truncated to their last tokens, half the context length.
 
-    Returns: one object a prompt: `prompt`, `greedy`, `sampled` (continuations without the prompt), and the settings.
+    Returns: for each prompt `prompt`, `greedy`, `sampled` (continuations without the prompt), and the settings.
     """
     context = model.config.max_position_embeddings
     if max_new_tokens is None:
@@ -49,7 +49,7 @@ def complete(
     results: list[dict[str, Any]] = [{} for _ in prompts]
     was_training = model.training
     model.eval()
-    # A batch has one limit: prompts that leave less room in the context are decoded apart, and shorten no others.
+    # A batch has one limit: prompts with fewer tokens left in the context are decoded in a batch of their own.
     for limit in sorted(set(limits)):
         numbers = [number for number in range(len(prompts)) if limits[number] == limit]
         texts = _decode(model, tokenizer, [ids[number] for number in numbers], limit, (temperature, top_k, seed))
@@ -66,7 +66,7 @@ def complete(
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[str], *, chat: bool) -> list[list[int]]:
-    """Return the token ids of each prompt; with `chat`, of a conversation that it opens, up to the answer."""
+    """Return the token ids of each prompt; with `chat`, as a user message with the generation prompt."""
     if chat:
         asked = [[{"role": "user", "content": prompt}] for prompt in prompts]
         return [one.input_ids.tolist() for one in encode(tokenizer, asked, add_generation_prompt=True)]  # pyright: ignore[reportArgumentType]
@@ -80,7 +80,7 @@ def _decode(
     max_new_tokens: int,
     sampling: tuple[float, int, int],
 ) -> list[tuple[str, str]]:
-    """The greedy and the sampled continuation of each prompt, from one batch of twice as many rows."""
+    """Return the greedy and the sampled continuation of each prompt, from one batch with two rows for each."""
     longest = max(map(len, prompts))
     padding = [longest - len(prompt) for prompt in prompts]
     pad_id = tokenizer.pad_token_id or 0
@@ -92,7 +92,7 @@ def _decode(
         do_sample=False,
         use_cache=True,  # the Trainer turns it off in the model's configuration
         max_new_tokens=max_new_tokens,
-        # Diverged weights may give NaN: the text shows it, and the run does not end.
+        # Diverged weights may give NaN, which must not abort the run.
         remove_invalid_values=True,
         logits_processor=LogitsProcessorList([SampleRows(len(prompts), *sampling)]),
     )
@@ -104,16 +104,16 @@ def _decode(
 
 
 def until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
-    """The ids before the first stop token; what follows is padding."""
+    """Return the ids before the first stop token; the rest is padding."""
     end = next((place for place, id in enumerate(ids) if id in stops), len(ids))
     return ids[:end]
 
 
 class SampleRows(LogitsProcessor):
-    """Draw the next token of all rows but the first `n_greedy`, and mask all others, so that greedy decoding takes it.
+    """Sample the next token of all rows but the first `n_greedy`, and mask all other tokens, so that it is chosen.
 
-    So one batch holds greedy and sampled rows, and each sampled row has a generator of its own, where `do_sample=True`
-    draws all rows from the global one. Generators are on the CPU: every device draws the same numbers.
+    A batch can then contain greedy and sampled rows, and each sampled row has its own generator, whereas
+    `do_sample=True` uses the global one. Generators are on the CPU, so every device draws the same numbers.
     """
 
     def __init__(self, n_greedy: int, temperature: float, top_k: int, seed: int) -> None:
@@ -122,7 +122,7 @@ class SampleRows(LogitsProcessor):
         self.generators: list[torch.Generator] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Scores of the next token, shape (rows, vocabulary) → the same, with one token left in each sampled row."""
+        """Mask all but one token in the sampled rows of scores of shape (rows, vocabulary)."""
         if not self.generators:
             self.generators = [torch.Generator().manual_seed(self.seed) for _ in range(len(scores) - self.n_greedy)]
         probabilities = self.warp(input_ids[self.n_greedy :], scores[self.n_greedy :]).softmax(-1).cpu()  # pyright: ignore[reportArgumentType]

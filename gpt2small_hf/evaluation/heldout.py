@@ -1,6 +1,6 @@
-"""A model and held-out rows → loss, perplexity and bits per byte, beside what any model must beat.
+"""Compute loss, perplexity and bits per byte on held-out rows, and the unigram baseline.
 
-Also which held-out tokens stand in the training text word for word: on those a model may recite.
+Also find held-out tokens in sequences that occur in the training text, which a model may have memorised.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.data.text_dataset import TextDataset, stream_blocks
 from gpt2small_hf.runs.records import Measures
 
-# Baselines read at most so much of the training text: enough for frequencies, and a minute's work.
+# Maximum number of training tokens that baselines read: enough for frequencies, in about a minute.
 MOST_TRAINING_TOKENS = 100_000_000
 OVERLAP_TOKENS = 13
-"""Held-out text that repeats training text measures memory, not language: the length of a repetition that Brown et al.
-(2020, appendix C) look for."""
+"""Length of an overlap of held-out and training text, as in Brown et al. (2020, appendix C): the loss on overlaps
+measures memorisation."""
 
 
 def heldout_losses(model: torch.nn.Module, rows: RowDataset, *, batch_size: int = 8) -> np.ndarray:
-    """Loss of the model on each predicted token, dropout off.
+    """Compute the loss on each predicted token, without dropout.
 
-    Returns: nats, float64, flat, row after row. Of text, seq_len - 1 to a row: its first token has nothing before it.
-        Of chats, one for each supervised token. The values do not depend on `batch_size` beyond rounding.
+    Returns: nats, float64, shape (predicted tokens,), row by row: seq_len - 1 for each row of text, the
+        supervised tokens of chats. Values do not depend on `batch_size` beyond rounding.
     """
     was_training = model.training
     model.eval()
     device = next(model.parameters()).device
     console = Console(stderr=True)
-    # A loader draws a seed for its workers: from a generator of its own, or what is trained next would be otherwise.
+    # A loader draws a seed for its workers: its own generator leaves the random state of training unchanged.
     batches = DataLoader(rows, batch_size=batch_size, collate_fn=rows.collate, generator=torch.Generator())
     losses = []
     with torch.no_grad():
@@ -50,9 +50,9 @@ def heldout_losses(model: torch.nn.Module, rows: RowDataset, *, batch_size: int 
 
 
 def unigram_losses(train: RowDataset, heldout: RowDataset, *, vocab_size: int) -> np.ndarray:
-    """The same for a guess that knows only how frequent each token is in training: of chats, among those learned.
+    """Compute these losses for a model that predicts the frequencies of supervised tokens in training.
 
-    Frequencies are those of the first 100 million training tokens, one added to each so that none is impossible.
+    Frequencies are counted in the first 100 million training tokens, plus one for each token of the vocabulary.
     """
     counts = np.ones(vocab_size)
     for tokens in train.training_tokens(MOST_TRAINING_TOKENS):
@@ -62,7 +62,7 @@ def unigram_losses(train: RowDataset, heldout: RowDataset, *, vocab_size: int) -
 
 
 def seen_in_training(train: TextDataset, heldout: TextDataset, *, length: int = OVERLAP_TOKENS) -> np.ndarray:
-    """Which predicted tokens end `length` tokens in a row that stand so in the first 100 million training tokens.
+    """Mark predicted tokens that end a sequence of `length` tokens found in the first 100 million training tokens.
 
     Returns: bool, shape (rows, seq_len - 1).
     """
@@ -99,11 +99,11 @@ def measures(losses: np.ndarray, bytes_per_token: float, *, standard_error_nats:
 
 
 def standard_error(losses: np.ndarray, rows: RowDataset) -> float | None:
-    """How far the mean of `heldout_losses` may lie from that over more such rows: one standard error, in nats.
+    """Estimate the standard error of the mean of `heldout_losses`, in nats; None for a single row.
 
-    Tokens of a row are alike, so rows are what is counted: the ratio estimator sqrt(n/(n-1) Σ(s - L m)²) / Σm over n
-    rows of m tokens whose losses sum to s, L their mean (Cochran, Sampling Techniques, 1977, 2.11). Neighbouring rows
-    of one document are alike too, which it does not know. None of a single row.
+    Losses within a row are correlated, so rows are the sampling unit: the ratio estimator
+    sqrt(n/(n-1) Σ(s - L m)²) / Σm over n rows of m tokens whose losses sum to s, with mean L (Cochran, Sampling
+    Techniques, 1977, 2.11). The correlation between rows of one document is ignored.
     """
     sizes = rows.supervised_per_row()
     n = len(sizes)
@@ -119,7 +119,7 @@ def _predicted(rows: TextDataset, stream: np.ndarray) -> np.ndarray:
 
 
 def _hashes(tokens: np.ndarray, length: int) -> np.ndarray:
-    """A 64-bit number for each run of `length` tokens, shape (tokens - length + 1,); chance equality is negligible."""
+    """Hash each `length` consecutive tokens to 64 bits, shape (tokens - length + 1,); collisions are negligible."""
     n = max(0, len(tokens) - length + 1)
     hashes = np.zeros(n, dtype=np.uint64)
     for i in range(length):

@@ -1,5 +1,5 @@
 # pyright: strict
-"""What an evaluation task is, and what it may read. `tasks.py` has the list."""
+"""Evaluation tasks and their inputs. `tasks.py` lists the tasks."""
 
 from __future__ import annotations
 

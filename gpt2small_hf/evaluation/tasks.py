@@ -1,5 +1,5 @@
 # pyright: strict
-"""The evaluation tasks, in one list: the end of training, reports and the card read it.
+"""All evaluation tasks, in one list that the end of training, reports and the model card read.
 
 To add one, write a module with a `Task` and add it to `TASKS`.
 """
@@ -144,7 +144,7 @@ def _run_completions(model: Any, inputs: EvaluationInputs) -> Completions:
 
 
 def completions_note(found: Completions) -> str:
-    """Return the sampled continuations, or the greedy answers, one a line."""
+    """Return the sampled continuations, or the greedy answers, one per paragraph."""
     if found.is_chat:
         return "\n\n".join(f"asked: {one.prompt}\nanswered: {one.greedy}" for one in found.completions)
     return "\n\n".join(f"sample: {one.prompt} ▸{one.sampled}" for one in found.completions)

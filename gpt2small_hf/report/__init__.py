@@ -1,1 +1,1 @@
-"""How results become something to look at."""
+"""Tables, charts and pages of results."""

@@ -1,7 +1,7 @@
-"""Metrics on disk → pictures. Reads files, needs no PyTorch.
+"""Draw charts from the logged metrics. Needs no PyTorch.
 
-A picture stays readable when its run does not go well: a spike is cut off and marked at the upper edge, a value that
-was not finite leaves a gap and a mark, and any number of rows is drawn as a few hundred points with their extremes.
+Charts stay readable when a run fails: spikes are clipped and marked at the upper edge, non-finite values leave a gap
+and a mark, and long logs are reduced to a few hundred points with their extremes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import HeldOut, Resolved
 
 MAX_POINTS = 600
-"""Of a line: more would share pixels."""
-# Told apart with every kind of colour vision (Okabe and Ito, 2008), and by line or marker as well.
+"""Maximum number of points in a line: more would share pixels."""
+# Distinguishable with any colour vision (Okabe and Ito, 2008), and by line style or marker.
 MAIN, SECOND, LIMIT, BAD, FAINT, GREY = "#0072B2", "#56B4E9", "#B0552F", "#D55E00", "#BBD6E8", "#666666"
 
 MAX_STRETCH = 1.6
-"""How many times as high the axis of the losses may become to have the unigram loss in it."""
+"""Maximum factor by which the loss axis is extended to include the unigram loss."""
 BOUNDLESS = 1e30
-"""From here on a number is as good as infinite, and axes fail."""
+"""Values from here on are treated as infinite: axes cannot show them."""
 NOTHING = np.array([])
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g}%")
 
@@ -40,9 +40,9 @@ Rows = list[dict[str, Any]]
 def draw_charts(run: RunFolder) -> list[Path]:
     """Draw loss, gradient norm, learning rate and throughput against steps: `charts/*.png`, 960 x 540 pixels.
 
-    Reads the metrics; what the run is from `resolved.json`, and the unigram loss from `heldout.json`, where they exist.
+    Reads `metrics.jsonl`, and `resolved.json` and `heldout.json` if they exist.
 
-    Returns: the pictures drawn. There is none of what was not logged.
+    Returns: the paths of the charts. Metrics that were not logged have no chart.
     """
     rows = sorted(read_jsonl(run.metrics), key=lambda row: row["step"]) if run.metrics.exists() else []
     resolved = Resolved.load(run.resolved) if run.resolved.exists() else None
@@ -63,12 +63,12 @@ def draw_charts(run: RunFolder) -> list[Path]:
     return drawn
 
 
-# ---- what is drawn ----------------------------------------------------------------------------------------------
+# ---- data ----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Band:
-    """A line with its extremes; all of shape (points,). NaN breaks the line."""
+    """A line with its minimum and maximum, each of shape (points,). NaN breaks the line."""
 
     steps: np.ndarray
     low: np.ndarray
@@ -77,7 +77,7 @@ class Band:
 
 
 def values(rows: Rows, *names: str) -> np.ndarray:
-    """For each row the first of `names` that is a finite number in it, below 1e30; NaN where none is.
+    """Return for each row the first of `names` with a finite value below 1e30; NaN if there is none.
 
     Returns: float64, shape (rows,).
     """
@@ -89,9 +89,9 @@ def values(rows: Rows, *names: str) -> np.ndarray:
 
 
 def band(steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray, most: int = MAX_POINTS) -> Band:
-    """Lines of any length → at most `most` points, each the extremes and the mean of a stretch of steps.
+    """Reduce a line to at most `most` points, each with minimum, mean and maximum over an interval of steps.
 
-    The line is broken where rows are missing: where the way to the next step is over four times that on either side.
+    The line is broken where rows are missing: where a gap is more than four times as long as the gaps next to it.
     """
     if len(steps) > most:
         stretch = (steps - steps[0]) * most // (steps[-1] - steps[0] + 1)
@@ -109,7 +109,7 @@ def band(steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray,
 
 
 def best(steps: np.ndarray, losses: np.ndarray) -> tuple[int, float] | None:
-    """The step with the lowest loss, the first of equals, and that loss; None if none is finite."""
+    """Return the first step with the lowest loss, and that loss; None if no loss is finite."""
     if not np.isfinite(losses).any():
         return None
     at = int(np.nanargmin(losses))
@@ -117,10 +117,10 @@ def best(steps: np.ndarray, losses: np.ndarray) -> tuple[int, float] | None:
 
 
 def robust_top(found: np.ndarray, keep: np.ndarray = NOTHING, ceiling: float = math.inf) -> float:
-    """Where to cut an axis so that spikes do not squash the rest.
+    """Return the upper limit of an axis, so that spikes do not compress the rest.
 
-    The highest of `found` that lies at most half the range from its 2nd to its 98th percentile above that range, or of
-    `keep`; but what lies above `ceiling` counts only if everything does.
+    This is the highest value of `found` that exceeds the 98th percentile by at most half the range from the 2nd to the
+    98th percentile, or the highest of `keep`. Values above `ceiling` are ignored unless all are above it.
     """
     found = found[np.isfinite(found)]
     usual = found[found <= ceiling] if (found <= ceiling).any() else found
@@ -129,7 +129,7 @@ def robust_top(found: np.ndarray, keep: np.ndarray = NOTHING, ceiling: float = m
 
 
 def new_skips(rows: Rows) -> list[tuple[int, dict[str, int]]]:
-    """Steps at which the counts `skipped_*` grew, and by how much for each kind; a resumed run counts from 0 again."""
+    """Return the steps at which `skipped_*` counts increased, and each increase; a resumed run counts from 0 again."""
     names = sorted(name for name in set().union(*rows) if name.startswith("skipped_"))
     grown, last = [], {}
     for row in rows if names else []:
@@ -144,7 +144,7 @@ def new_skips(rows: Rows) -> list[tuple[int, dict[str, int]]]:
 
 
 def describe(resolved: Resolved) -> str:
-    """Describe a run in a few words."""
+    """Return recipe, size and data of a run on one line."""
     model = resolved.model
     return " · ".join(
         [
@@ -155,11 +155,11 @@ def describe(resolved: Resolved) -> str:
     )
 
 
-# ---- the pictures -----------------------------------------------------------------------------------------------
+# ---- charts -----------------------------------------------------------------------------------------------
 
 
 def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None = None) -> Figure | None:
-    """Training loss with its extremes, held-out loss with the best of it, and the unigram loss. None without losses."""
+    """Draw training loss with its extremes, held-out loss with its minimum, unigram loss. None without losses."""
     train, held = _train(rows), [row for row in rows if "eval_loss" in row]
     if not train and not held:
         return None
@@ -172,7 +172,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
     shown = np.concatenate([line.low, line.mean, line.high, held_losses])
     top, bottom = math.inf, -math.inf
     if np.isfinite(shown).any():
-        # A model that knows nothing loses ln(vocabulary): what lies far above that is a spike wherever it stands.
+        # A uniform guess has a loss of ln(vocabulary): values far above that are spikes, at any step.
         ceiling = 1.3 * math.log(vocab_size) if vocab_size else math.inf
         top, bottom = robust_top(shown, np.concatenate([held_losses, mean[:1]]), ceiling), float(np.nanmin(shown))
         if unigram is not None and max(top, unigram) - min(bottom, unigram) <= MAX_STRETCH * (top - bottom):
@@ -194,7 +194,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
         _write(axes, f"best {loss:.3f}, step {step:,}", (step, loss), rows[-1]["step"])
     if unigram is not None and bottom <= unigram <= top:
         axes.axhline(unigram, color=LIMIT, linewidth=1.2, linestyle="--", label=f"unigram {unigram:.3f}", zorder=2.5)
-    elif unigram is not None:  # far from the run, which would be squashed
+    elif unigram is not None:  # far from the run's losses, which would be compressed
         edge = (0.99, "↑", "top") if unigram > top else (0.01, "↓", "bottom")
         words = f"unigram {unigram:.3f} {edge[1]}"
         axes.text(0.99, edge[0], words, transform=axes.transAxes, ha="right", va=edge[2], color=LIMIT, fontsize=8.5)
@@ -206,7 +206,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
 
 
 def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
-    """Mean and largest gradient norm, where it is clipped, and below how often it was. None without norms."""
+    """Draw mean and maximum gradient norm, the clipping limit, and the share of clipped steps. None without norms."""
     train = [row for row in _train(rows) if "grad_norm" in row]
     if not train:
         return None
@@ -228,7 +228,7 @@ def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
             )
             axes.set_ylim(bottom, top)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
-            between = "25" if top < 100 * bottom else ""  # too few powers of ten to read values by
+            between = "25" if top < 100 * bottom else ""  # the axis has too few powers of ten to read values
             axes.yaxis.set_minor_formatter(
                 FuncFormatter(lambda value, _: f"{value:,g}" if f"{value:e}"[0] in between else "")
             )
@@ -238,7 +238,7 @@ def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
         _mark_above(axes, steps, high, top)
     if clip:
         axes.axhline(clip, color=LIMIT, linewidth=1.2, linestyle="--", label=f"clipped to {clip:g}", zorder=2.5)
-    # One norm that is not finite is left out of the mean, so the last step's and the counts tell of it.
+    # The mean leaves out non-finite norms: the last step's norm and the counts show them.
     _mark(axes, steps[np.isnan(values(train, "grad_norm")) | np.isnan(mean)], "x", "not finite")
     if skips := new_skips(train):
         total = sum(n for _, kinds in skips for n in kinds.values())
@@ -250,7 +250,7 @@ def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
 
 
 def learning_rate_figure(rows: Rows) -> Figure | None:
-    """The learning rate with its peak. None if it was not logged."""
+    """Draw the learning rate and its peak. None if it was not logged."""
     train = _train(rows)
     steps, rates = values(train, "step"), values(train, "learning_rate")
     if not np.isfinite(rates).any():
@@ -271,7 +271,7 @@ def learning_rate_figure(rows: Rows) -> Figure | None:
 
 
 def throughput_figure(rows: Rows) -> Figure | None:
-    """Tokens per second and MFU, and below the share of time spent waiting for data. None without tokens per second."""
+    """Draw tokens per second, MFU, and the share of time waiting for data. None without tokens per second."""
     train = _train(rows)
     steps, speed = values(train, "step"), values(train, "tokens_per_second")
     if not np.isfinite(speed).any():
@@ -292,7 +292,7 @@ def throughput_figure(rows: Rows) -> Figure | None:
         of_peak = band(*_with_start(steps, mfu, mfu, mfu))
         label = f"MFU (right), median {np.nanmedian(mfu):.1%}"
         right.plot(of_peak.steps, of_peak.mean, color=LIMIT, linewidth=1.2, linestyle=":", label=label)
-        # On one device MFU is speed in another unit: with axes in that proportion the two lines lie on each other.
+        # On one device MFU is proportional to speed: the axes are scaled so that the two lines coincide.
         right.set_ylim(0, (top * float(np.nanmedian(mfu)) / usual if usual > 0 else 0) or 1)
         right.yaxis.set_major_formatter(PERCENT)
         right.spines["top"].set_visible(False)
@@ -309,17 +309,17 @@ def _train(rows: Rows) -> Rows:
 def _with_start(
     steps: np.ndarray, low: np.ndarray, mean: np.ndarray, high: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Means over intervals, which are logged at an interval's end, with a point where the first interval starts."""
+    """Prepend a point at the start of the first interval: means over an interval are logged at its end."""
     start = max(0, 2 * steps[0] - steps[1] if len(steps) > 1 else 0)
     low, mean, high = (np.insert(line, 0, line[0]) for line in (low, mean, high))
     return np.insert(steps, 0, start), low, mean, high
 
 
-# ---- how it is drawn --------------------------------------------------------------------------------------------
+# ---- drawing --------------------------------------------------------------------------------------------
 
 
 def _figure() -> Figure:
-    return Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # no pyplot: no window system, no global state
+    return Figure(figsize=(8, 4.5), dpi=120, layout="constrained")  # pyplot would need a display and has global state
 
 
 def _panels(figure: Figure, two: bool) -> tuple[Axes, Axes | None]:
@@ -330,7 +330,7 @@ def _panels(figure: Figure, two: bool) -> tuple[Axes, Axes | None]:
 
 
 def _finish(figure: Figure, run: RunFolder, resolved: Resolved | None, last_step: int) -> None:
-    """What all pictures share: heading, steps, grid, legend."""
+    """Add what all charts share: title, step axis, grid, legend."""
     upper = figure.axes[0]
     name = run.root.resolve().name
     upper.set_title(name[:80], loc="left", weight="bold", fontsize=11, pad=20, parse_math=False)
@@ -347,7 +347,7 @@ def _finish(figure: Figure, run: RunFolder, resolved: Resolved | None, last_step
     handles = [axes.get_legend_handles_labels() for axes in figure.axes]
     lines, labels = [line for found, _ in handles for line in found], [label for _, found in handles for label in found]
     if labels:
-        columns = len(labels) if len(labels) < 6 else math.ceil(len(labels) / 2)  # what fits into the width
+        columns = len(labels) if len(labels) < 6 else math.ceil(len(labels) / 2)  # which fits into the width
         figure.legend(lines, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=8.5)
 
 
@@ -366,7 +366,7 @@ def _plot(axes: Axes, line: Band, label: str | None = None, color: str = SECOND)
 
 
 def _mark(axes: Axes, steps: np.ndarray, marker: str, label: str, height: float = 0.97) -> None:
-    """Mark steps at the upper edge, whatever the axis shows."""
+    """Mark steps at the upper edge, independently of the axis limits."""
     if len(steps):
         places = axes.get_xaxis_transform()
         steps = np.unique(np.round(steps, -max(0, int(math.log10(max(steps.max(), 1))) - 2)))  # no more than pixels
@@ -392,7 +392,7 @@ def _share(axes: Axes, steps: np.ndarray, share: np.ndarray, label: str, color: 
 
 
 def _write(axes: Axes, words: str, at: tuple[float, float], last_step: float) -> None:
-    """Write above a point, to the side where the picture has room."""
+    """Label a point, on the side with more space."""
     left = at[0] > last_step / 2
     halo = [withStroke(linewidth=3, foreground="white")]
     offset, side = ((4, 10), "right") if left else ((8, 8), "left")

@@ -1,6 +1,6 @@
-"""Run folders → a page to look at for each, and a table beside each other. Command: `report RUN …`.
+"""Write a report page for each run folder, and a table that compares several runs. Command: `report RUN …`.
 
-Everything is read from the run's files; pictures are `charts.py`'s, tables `tables.py`'s.
+Everything is read from the run's files. `charts.py` draws the charts, `tables.py` formats the tables.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.reader import Run
 
 MAX_SAMPLED_STEPS = 8
-"""Of a ladder."""
+"""Maximum number of rows in a table of samples over training."""
 MAX_ANSWERS = 8
 MAX_CHARACTERS = 90
-"""Of a continuation that is shown."""
+"""Maximum length of a sample in a table."""
 
 
 def write_reports(runs: Sequence[Run]) -> None:
-    """Write each run's page, print it, and compare several."""
+    """Write and print the page of each run; print a comparison of several runs."""
     wrote = []
     for run in runs:
         charts = draw_charts(run.folder)
@@ -52,11 +52,11 @@ def write_reports(runs: Sequence[Run]) -> None:
     print(f"next: {next_command(runs[0])}")
 
 
-# ---- what a page says -------------------------------------------------------------------------------------------
+# ---- contents of a page -------------------------------------------------------------------------------------------
 
 
 def status(run: Run) -> str:
-    """How far the run is, as a sentence."""
+    """Return the progress of the run, as a sentence."""
     seen = "" if run.tokens is None else f", {run.tokens:,} tokens"
     if run.heldout is not None:
         kept = kept_line(run.heldout.step, run.step if run.heldout.last_step is None else run.heldout.last_step)
@@ -67,12 +67,12 @@ def status(run: Run) -> str:
     if run.step > run.logged_step:
         so_far += f", the newest checkpoint is of step {run.step:,}"
     so_far += seen
-    on = " If it no longer runs, its command goes on." if run.newest else ""
+    on = " If it no longer runs, run the same command to resume." if run.newest else ""
     return f"Not finished: {so_far}.{on}"
 
 
 def facts(run: Run) -> list[list[str]]:
-    """What the run is: name and value of each fact that is known."""
+    """Return the name and value of each known fact about the run."""
     resolved, model, trainer = run.resolved, run.resolved.model, run.resolved.trainer
     made_by, device = resolved.made_by, resolved.device
     sizes = (
@@ -86,9 +86,9 @@ def facts(run: Run) -> list[list[str]]:
     known = {
         "recipe": resolved.recipe_name,
         "model": sizes if run.n_parameters is None else f"{run.n_parameters:,} parameters: {sizes}",
-        "begun with": resolved.base.init_from if resolved.base else None,
+        "base model": resolved.base.init_from if resolved.base else None,
         "data": f"{resolved.data.folder} (fingerprint {resolved.data.fingerprint[:12]})",
-        "learned": learned(run),
+        "supervised": supervised(run),
         "held out": held_out(run),
         "LoRA": lora(run),
         "trained": trained_parameters(run),
@@ -98,14 +98,14 @@ def facts(run: Run) -> list[list[str]]:
         "device": f"{device.count} x {device.type} {device.name}",
         "command": made_by.command,
         "commit": made_by.commit,
-        "begun": made_by.date,
+        "started": made_by.date,
         "versions": ", ".join(f"{name} {version}" for name, version in made_by.versions.items()),
     }
     return [[name, value] for name, value in known.items() if value]
 
 
-def learned(run: Run) -> str | None:
-    """Of a run on chats: how many there were, and what of them was learned."""
+def supervised(run: Run) -> str | None:
+    """Return the number of chats and the share of supervised tokens, as words; None of a run on text."""
     chat, counts = run.resolved.chat, run.resolved.data.train
     if chat is None or counts is None:
         return None
@@ -183,7 +183,7 @@ def held_out(run: Run) -> str | None:
 
 
 def problems(run: Run) -> list[str]:
-    """Symptoms and skipped steps, a sentence each."""
+    """Return symptoms and skipped steps, one sentence each."""
     found = [f"step {row['step']:,}, {row['symptom']}: {row['says']}" for row in run.metrics if "symptom" in row]
     if skips := new_skips(run.train):
         kinds: dict[str, int] = {}
@@ -197,34 +197,34 @@ def problems(run: Run) -> list[str]:
 
 
 def evaluations(run: Run) -> str | None:
-    """The best and the last evaluation while training, as a sentence."""
+    """Return the best and the last evaluation during training, as a sentence; None if there was none."""
     held = [row for row in run.metrics if row.get("eval_loss") is not None]
-    if all(row["step"] == 0 for row in held):  # measured before training, and not while it went on
+    if all(row["step"] == 0 for row in held):  # evaluated before training only
         return None
     found = best(values(held, "step"), values(held, "eval_loss"))
     if found is None:
         return None
     step, loss, last = *found, held[-1]
     if step == last["step"]:
-        return f"While training, held-out loss was lowest at the last evaluation, step {step:,}: {loss:.3f}."
+        return f"During training, held-out loss was lowest at the last evaluation, step {step:,}: {loss:.3f}."
     at_last = f"at the last evaluation, step {last['step']:,}: {last['eval_loss']:.3f}"
-    return f"While training, held-out loss was lowest at step {step:,}: {loss:.3f}; {at_last}."
+    return f"During training, held-out loss was lowest at step {step:,}: {loss:.3f}; {at_last}."
 
 
 @dataclass(frozen=True)
 class SampleTable:
-    """How the continuation of one prompt became coherent: from the first step to the last."""
+    """Samples after one prompt over training, from the first step to the last."""
 
     prompt: str
     rows: list[list[str]]
 
     def as_text(self) -> str:
-        """Steps, held-out loss then, and the text, for the console."""
+        """Return the table for the console: step, held-out loss at that step, sample."""
         return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
 
 
 def sample_tables(samples: Rows, metrics: Rows) -> list[SampleTable]:
-    """One ladder a prompt, from what a run wrote at its saves and what it logged."""
+    """Return one table for each prompt, from the saved samples and the logged held-out losses."""
     by_prompt: dict[str, dict[int, str]] = {}
     for sample in samples:
         by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample["sampled"]
@@ -242,11 +242,11 @@ def sample_tables(samples: Rows, metrics: Rows) -> list[SampleTable]:
 
 
 def spaced_steps(steps: Sequence[int], most: int = MAX_SAMPLED_STEPS) -> list[int]:
-    """At most so many of the steps, with the first and the last, those between evenly spread on a logarithmic scale."""
+    """Return at most `most` steps, the first and the last among them, evenly spaced on a logarithmic scale."""
     steps = sorted(set(steps))
     if len(steps) <= most:
         return steps
-    # Zero has no logarithm: where it is the first step, the scale begins at the second.
+    # Zero has no logarithm: where it is the first step, the scale starts at the second.
     begin = 1 if steps[0] == 0 else 0
     wanted = np.geomspace(steps[begin], steps[-1], most - begin)
     near = {min(steps[begin:], key=lambda step, to=target: abs(step - to)) for target in wanted}
@@ -254,18 +254,18 @@ def spaced_steps(steps: Sequence[int], most: int = MAX_SAMPLED_STEPS) -> list[in
 
 
 def latest_loss(held: Sequence[tuple[int, float]], step: int) -> str:
-    """The last held-out loss up to a step, with its own step where that is another."""
+    """Return the last held-out loss up to a step, with the step it was measured at if that is an earlier one."""
     before = [(at, loss) for at, loss in held if at <= step]
     if not before:
         return number(None, "")
     at, loss = before[-1]
-    if at == 0 < step:  # what the model was before it learned says nothing of it then
+    if at == 0 < step:  # the loss before training does not describe a trained model
         return number(None, "")
     return f"{loss:.3f}" if at == step else f"{loss:.3f} at {at:,}"
 
 
 def comparison_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
-    """Runs beside each other as a table: header, rows. The last column says which losses do not compare."""
+    """Return header and rows of a table of runs. The last column names losses that are not comparable."""
     reference = next((run.measured_on for run in runs if run.measured), None)
     header = ["run", "held-out loss", "bits/byte", "steps", "tokens", "tokens/s", ""]
     rows = []
@@ -295,7 +295,7 @@ def comparison_rows(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
 
 
 def as_markdown(run: Run, charts: Sequence[Path]) -> str:
-    """The page. Pictures are linked relative to the run folder; nothing that a model or a user wrote is markup."""
+    """Return the page. Charts are linked relative to the run folder. Text of a model or a user is escaped."""
     parts = [f"# {escaped(run.name)}", escaped(status(run)), markdown_table(["", ""], facts(run), text=(0, 1))]
     parts.append("## Held-out loss")
     if run.heldout is not None:
@@ -303,21 +303,21 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         parts += [markdown_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
         parts.append(escaped(worse_line(run.heldout) or ""))
         parts += map(escaped, notes(results))
-    parts.append(escaped(evaluations(run) or "There was no evaluation while training."))
+    parts.append(escaped(evaluations(run) or "There was no evaluation during training."))
     parts.append("## Charts")
     parts += [f"![{path.stem.replace('_', ' ')}]({path.relative_to(run.folder.root).as_posix()})" for path in charts]
     if not charts:
         parts.append("Nothing was logged yet.")
     parts.append("## Symptoms and skipped steps")
-    parts.append("\n".join(f"- {escaped(trouble)}" for trouble in problems(run)) or "None.")
+    parts.append("\n".join(f"- {escaped(problem)}" for problem in problems(run)) or "None.")
     if answers := run.answers[:MAX_ANSWERS]:
         parts.append("## Answers to held-out questions")
         cells = [[row.turns[-1], row.answer + ("" if row.ended else " …")] for row in answers]
         parts.append(markdown_table(["asked", "answered (sampled)"], cells, text=(0, 1)))
-    parts.append("## How its text became coherent")
+    parts.append("## Samples over training")
     parts.append(prompts_line(run, run.resolved.run.prompts) or "")
     for table in sample_tables(run.samples, run.metrics):
-        parts.append(f"Sampled after: {escaped(table.prompt)}")
+        parts.append(f"Prompt: {escaped(table.prompt)}")
         parts.append(fenced(table.as_text()))
     if not run.samples:
         parts.append("No samples were saved.")
@@ -325,13 +325,13 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
 
 
 def fenced(text: str) -> str:
-    """Text as a code block of Markdown, whatever is in it."""
+    """Return text as a Markdown code block, with a fence longer than any in the text."""
     fence = "`" * max([3, *(len(ticks) + 1 for ticks in re.findall("`+", text))])
     return f"{fence}text\n{text}\n{fence}"
 
 
 def as_text(run: Run) -> str:
-    """The page for the console: without facts and charts."""
+    """Return the page for the console, without facts and charts."""
     parts = ["\n".join([run.name, describe(run.resolved), status(run)])]
     if run.heldout is not None:
         results = results_of(run.heldout)
@@ -345,7 +345,7 @@ def as_text(run: Run) -> str:
 
 
 def next_command(run: Run) -> str:
-    """A line that goes on from here: let the model write, or look again."""
+    """Return a command to run next: generate text, or update the report if no model is saved."""
     model = run.folder.model if run.folder.model.is_dir() else run.newest
     if model is None:
         return command("report", str(run.folder.root))

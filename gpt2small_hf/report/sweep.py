@@ -1,29 +1,29 @@
-"""Runs of several recipes and seeds → which changes of the held-out loss are larger than its noise.
+"""Compare runs of several recipes and seeds: which differences of the held-out loss are larger than noise?
 
-Reads run folders, writes table, JSON and picture; `gpt2small_hf/sweep.py` makes the runs.
+Reads run folders; writes a table, JSON and a chart. `gpt2small_hf/sweep.py` starts the runs.
 
-The comparison. The baseline is run with every pair of n initial-weight seeds and n training seeds (dropout, order of
+The baseline is run with every pair of n initial-weight seeds and n training seeds (dropout, order of
 rows), every other recipe with a few pairs (i, i). Part of a seed's effect is the same in every recipe, so each run is
-compared with the baseline's run of the same two seeds, and the mean of these differences is judged by a paired t
+compared with the baseline's run of the same two seeds, and the mean of these differences is tested by a paired t
 test:
 
     standard error = standard deviation of the differences / sqrt(runs)        decided above t(runs - 1) standard errors
 
-t being Student's 97.5 % quantile. The standard deviation is that of the recipe's own differences, so the test is exact
+t is Student's 97.5 % quantile. The standard deviation is that of the recipe's own differences, so the test is exact
 for differences that are normal: a recipe that does not differ from the baseline gets a verdict with a probability of
-5 %, however far it, the baseline and the other recipes scatter, and whether or not a seed has the same effect in all.
+5 %, whatever the variances of the recipes, and whether or not a seed has the same effect in all of them.
 
-The price is power. Two runs hardly show how far a recipe scatters: if it scatters as the baseline, four sweeps in five
-decide only a difference of 16 standard deviations of the part of a loss that seeds do not explain. With three runs it
-is 4.6, with four 3.0.
+The cost is power. Two runs give a poor estimate of a recipe's variance: if it is that of the baseline, a difference
+must be 16 standard deviations of the loss that seeds do not explain to be decided in four sweeps of five. With three
+runs it is 4.6, with four 3.0.
 
-Rejected, with the share of false verdicts for 17 recipes with 2 or 3 runs, every fourth of which scatters 0.1 to 20
-times as far as the baseline (`tests/benchmarks/sim_sweep.py` has the model of the noise):
-- one variance for all recipes: 16 to 28 % of those that scatter further;
+Rejected, with the share of false verdicts for 17 recipes with 2 or 3 runs, every fourth of which has 0.1 to 20 times
+the standard deviation of the baseline (`tests/benchmarks/sim_sweep.py` has the model of the noise):
+- one variance for all recipes: 16 to 28 % for recipes with a larger variance;
 - a variance moderated by those of the other recipes (limma, Smyth 2004): 1 to 23 %;
 - the baseline's mean predicted by a least-squares fit of recipes and seeds over all runs, and its error combined with
   the recipe's by Welch's degrees of freedom: 3 to 12 %; by Cochran and Cox's weights: 1.5 to 6 %. The latter decides
-  differences that are 30 % smaller, but is too cautious beside recipes that scatter further.
+  differences that are 30 % smaller, but is too cautious if other recipes have a larger variance.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class SweepFolder:
     root: Path
 
     def run(self, recipe: str, init_seed: int, seed: int) -> RunFolder:
-        """The run of a recipe with one seed for its initial weights and one for dropout and the order of rows."""
+        """Return a run: `init_seed` is for the initial weights, `seed` for dropout and the order of rows."""
         return RunFolder(self.root / f"{recipe}-i{init_seed}-t{seed}")
 
     def log(self, run: RunFolder) -> Path:
-        """What the run's processes said."""
+        """Output of the run's processes."""
         return self.root / f"{run.root.name}.log"
 
     def runs(self, recipe: str) -> dict[tuple[int, int], RunFolder]:
-        """The runs of a recipe that were begun, by their two seeds."""
+        """Return the started runs of a recipe, by their two seeds."""
         found = {}
         for path in self.root.glob(f"{recipe}-i*-t*/"):
             if match := re.fullmatch(r"-i(\d+)-t(\d+)", path.name[len(recipe) :]):
@@ -81,7 +81,7 @@ class SweepFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by a sweep."""
+        """Lock file of a running sweep."""
         return self.root / ".lock"
 
     @property
@@ -96,7 +96,7 @@ class SweepFolder:
 
     @property
     def chart(self) -> Path:
-        """The results as a picture."""
+        """The results as a chart."""
         return self.root / "sweep.png"
 
 
@@ -104,12 +104,12 @@ class SweepFolder:
 
 
 def seed_noise(losses: Losses) -> dict[str, float | None]:
-    """What a change of seeds does to the baseline: standard deviations of its loss.
+    """Return standard deviations of the baseline's loss over seeds.
 
-    Each is the root of half the mean squared difference of two runs: `init_seed`, of all pairs of runs that differ in
-    their initial weights only; `seed`, in their training seed only; `both`, in both. On a whole grid of seeds these are
-    the two-way layout's unbiased estimates of var(init) + var(rest), of var(seed) + var(rest) and of the sum of the
-    three: with its mean squares M, (M_init + (n-1) M_rest) / n, and so on. None where there is no such pair.
+    Each is the square root of half the mean squared difference of two runs: `init_seed`, of all pairs of runs that
+    differ in their initial weights only; `seed`, in their training seed only; `both`, in both. On a complete grid of
+    seeds these are the two-way layout's unbiased estimates of var(init) + var(rest), of var(seed) + var(rest) and of
+    the sum of the three: with its mean squares M, (M_init + (n-1) M_rest) / n, and so on. None without such a pair.
     """
     halves: dict[tuple[bool, bool], list[float]] = {}
     grid = [(i, t, loss) for (recipe, i, t), loss in losses.items() if recipe == BASELINE]
@@ -133,19 +133,19 @@ class Difference:
 
     @property
     def decided_above(self) -> float | None:
-        """What a difference must exceed to be decided, in nats."""
+        """Return the threshold for a decided difference, in nats."""
         return None if self.standard_error is None or self.factor is None else self.factor * self.standard_error
 
     @property
     def verdict(self) -> str:
-        """`lower`, `higher`, or `undecided` where noise may be all of it."""
+        """Return `lower`, `higher`, or `undecided` if the difference may be noise."""
         if self.decided_above is None or abs(self.value) <= self.decided_above:
             return "undecided"
         return "lower" if self.value < 0 else "higher"
 
 
 def compare(losses: Losses) -> dict[str, Difference]:
-    """Compare each recipe with the baseline by a paired t test; without a common pair of seeds it is left out."""
+    """Compare each recipe with the baseline by a paired t test; recipes without a common pair of seeds are left out."""
     found = {}
     for recipe in dict.fromkeys(key[0] for key in losses if key[0] != BASELINE):
         of_runs = [
@@ -170,7 +170,7 @@ def standard_error(differences: np.ndarray) -> np.ndarray:
 
 @cache
 def student_factor(dof: int) -> float:
-    """How many standard errors hold 95 % of Student's t: 12.7 for one degree of freedom, 2.09 for 20, 1.96 for many.
+    """Return the 97.5 % quantile of Student's t: 12.7 for one degree of freedom, 2.09 for 20, 1.96 for many.
 
     With t = sqrt(dof) tan(angle), angles have density cos(angle)^(dof-1), which is summed up numerically.
     """
@@ -183,9 +183,9 @@ def student_factor(dof: int) -> float:
 
 
 def stopped_because(log: Path) -> str | None:
-    """Why a run was stopped for good, from its log: it does not learn. None if it goes on, or never began.
+    """Return why a run failed, from its log; None if it did not, can be resumed, or has no log.
 
-    A full disk or a lack of memory stops a run too, but that one can be resumed.
+    A run that was stopped by a full disk or a lack of memory can be resumed.
     """
     if not log.is_file():
         return None
@@ -195,7 +195,7 @@ def stopped_because(log: Path) -> str | None:
 
 
 def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any]:
-    """The results of all runs that ended, as `sweep.json` has them; recipes by difference, the lowest first.
+    """Return the contents of `sweep.json`: results of all finished or failed runs, recipes sorted by difference.
 
     Raises: UsageError if two runs were not measured on the same held-out rows of the same text.
     """
@@ -231,7 +231,7 @@ def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any
 
 
 def place(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
-    """Where a recipe stands in the table: at its difference from the baseline; behind all others if it was stopped."""
+    """Return the sort key of a recipe: its difference from the baseline, or infinity if a run of it was stopped."""
     if row["stopped"] or row["difference"] is not None:
         return math.inf if row["stopped"] else row["difference"]
     base = next((other["heldout_loss"] for other in rows if other["recipe"] == BASELINE), None)
@@ -242,8 +242,8 @@ def check_rows(run: Run, other: Run) -> None:
     """Raise: UsageError if two runs were not measured on the same rows of the same text."""
     if run.measured_on != other.measured_on:
         raise UsageError(
-            f"{run.folder.root} and {other.folder.root} were not measured on the same held-out rows, so they do not "
-            "compare. Do one of them again with the other's text and row length, or move it out of the folder."
+            f"{run.folder.root} and {other.folder.root} were not measured on the same held-out rows, so their "
+            "losses are not comparable. Repeat one with the other's text and row length, or move it out of the folder."
         )
 
 
@@ -255,7 +255,7 @@ def row_of(
     stopped: Mapping[Key, str],
     difference: Difference | None,
 ) -> dict[str, Any]:
-    """What is known of a recipe."""
+    """Return the results of a recipe."""
     mean = float(np.mean([losses[key] for key in finished])) if finished else None
     of_runs: Sequence[float | None] = [None] * len(finished)
     if recipe == BASELINE and mean is not None:
@@ -263,7 +263,7 @@ def row_of(
     elif difference is not None:
         of_runs = difference.of_runs
     if stopped:
-        difference = None  # what the runs that survived have in common is luck
+        difference = None  # the remaining runs are a biased selection
     speeds = [speed for run in finished.values() if (speed := run.usual("tokens_per_second")) is not None]
     return {
         "recipe": recipe,
@@ -284,7 +284,7 @@ def row_of(
 
 
 def what_changes(recipe: Path) -> str:
-    """What a recipe says that it shows, in its comment `# Shows:`."""
+    """Return the comment `# Shows:` of a recipe."""
     for line in recipe.read_text(encoding="utf-8").splitlines():
         if line.startswith("# Shows:"):
             return line.removeprefix("# Shows:").strip().removesuffix(".")
@@ -292,17 +292,19 @@ def what_changes(recipe: Path) -> str:
 
 
 def round_loss(value: float | None) -> float | None:
-    """Rounded to the six decimals that losses are reported with."""
+    """Round a loss to six decimals."""
     return None if value is None else round(value, 6)
 
 
-# ---- what is shown -----------------------------------------------------------------------------------------------
+# ---- output -----------------------------------------------------------------------------------------------
 
 
 def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
-    """Write sweep.json, sweep.md and sweep.png from the run folders that are there, whatever is missing.
+    """Write sweep.json, sweep.md and sweep.png from the existing run folders; some may be missing.
 
-    `recipes`: the recipe of each name.
+    Args:
+        folder: the sweep.
+        recipes: the path of each recipe, by name.
 
     Returns: the table for the console.
     Raises:  as `summarise`.
@@ -329,7 +331,7 @@ def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
 
 
 def table_rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The results as a table: header, rows."""
+    """Return header and rows of the table of results."""
     header = ["recipe", "runs", "held-out loss", "difference", "standard error", "decided above", "verdict"]
     header += ["tokens/s", "parameters", "what it shows"]
     rows = []
@@ -354,7 +356,7 @@ def table_rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def notes(results: dict[str, Any]) -> list[str]:
-    """What has to be known to read the table, a sentence each."""
+    """Return explanations of the table, one sentence each."""
     noise, found = results["noise"], []
     sds = {name: number(sd, ".4f") for name, sd in noise["baseline"].items()}
     found.append(
@@ -369,18 +371,18 @@ def notes(results: dict[str, Any]) -> list[str]:
             "Student's t times its standard error, which is computed from the recipe's own runs alone."
         )
         found.append(
-            f"Of recipes that do not differ, one in twenty is decided by chance. With {m} comparisons that is "
-            f"{m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}."
+            f"For a recipe without an effect, the probability of a verdict is one in twenty. With {m} comparisons "
+            f"that is {m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}."
         )
         if any(len(row["runs"]) == 2 for row in compared):
             found.append(
-                "Two runs hardly show how far a recipe scatters. With --seeds_per_intervention 3, differences 3.5 "
-                "times smaller are found."
+                "Two runs give a poor estimate of a recipe's variance. With --seeds_per_intervention 3, differences "
+                "3.5 times smaller are detected."
             )
     elif any(row["recipe"] == BASELINE for row in results["recipes"]):
         found.append("Too few runs to tell a difference from noise.")
     else:
-        found.append("The baseline has not been run, so there is nothing to compare with.")
+        found.append("The baseline has not been run, so no recipe can be compared.")
     found += [
         f"{row['recipe']}, seeds {stop['init_seed']} and {stop['seed']}, was stopped: {stop['because']}"
         for row in results["recipes"]
@@ -390,10 +392,10 @@ def notes(results: dict[str, Any]) -> list[str]:
 
 
 def draw(results: dict[str, Any]) -> Figure:
-    """A row a recipe: a dot a run, a line at the mean, and around it what is within noise.
+    """Draw one row for each recipe: a dot for each run, a line at the mean, whiskers for the noise.
 
-    Drawn are differences from the baseline with the same seeds, for the baseline itself from its mean; behind all, as a
-    band, the standard deviation of the baseline's runs.
+    The axis is the difference from the baseline with the same seeds, or from its mean for the baseline itself. A band
+    shows the standard deviation of the baseline's runs.
     """
     rows: Sequence[dict[str, Any]] = results["recipes"]
     figure = Figure(figsize=(8, 1.4 + 0.28 * len(rows)), dpi=120, layout="constrained")
@@ -401,16 +403,16 @@ def draw(results: dict[str, Any]) -> Figure:
     band = results["noise"]["baseline"]["both"] or 0.0
     dots = {row["recipe"]: [r["difference"] for r in row["runs"] if r["difference"] is not None] for row in rows}
     found = np.array([0.0, *(value for values in dots.values() for value in values)])
-    # Bad settings can be worse by any amount; the good ones are what is to be told apart.
+    # Bad settings can be worse by any amount: the axis shows the good ones.
     cut = max(-2.5 * found.min(), 10 * band, 0.01)
     whiskers = {row["recipe"]: row["decided_above"] or 0.0 for row in rows}
-    # Whiskers of what is undecided may be far longer than any difference: they are cut off at the edge.
+    # Whiskers of undecided recipes may be longer than any difference: they are clipped.
     decided = [row for row in rows if row["verdict"] in ("lower", "higher")]
     inside = [row for row in decided if row["difference"] <= cut]
     low = min(found.min(), -band, *(row["difference"] - whiskers[row["recipe"]] for row in inside))
     high = max(found[found <= cut].max(), band, *(row["difference"] + whiskers[row["recipe"]] for row in inside))
-    room = 0.04 * (high - low) or 0.01
-    axes.set_xlim(low - room, high + room)
+    margin = 0.04 * (high - low) or 0.01
+    axes.set_xlim(low - margin, high + margin)
     axes.axvline(0, color=GREY, linewidth=1, zorder=1)
     if band:
         label = f"standard deviation of the baseline's runs, {band:.4f}"
@@ -427,14 +429,14 @@ def draw(results: dict[str, Any]) -> Figure:
             axes.errorbar([mean], [at], xerr=[whiskers[row["recipe"]]], color=color, linewidth=1, capsize=2, zorder=2)
             axes.plot([mean] * 2, [at - 0.3, at + 0.3], color=color, linewidth=2, zorder=2)
         if row["stopped"]:
-            axes.annotate("stopped ×", (high + room, at), color=BAD, fontsize=9, **at_edge)
+            axes.annotate("stopped ×", (high + margin, at), color=BAD, fontsize=9, **at_edge)
         elif len(shown) < len(values):
-            axes.annotate(f"{values.mean():+.2f} ▸", (high + room, at), color=BAD, fontsize=9, **at_edge)
+            axes.annotate(f"{values.mean():+.2f} ▸", (high + margin, at), color=BAD, fontsize=9, **at_edge)
     axes.set_yticks(range(len(rows)), [row["recipe"] for row in rows], parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
         "held-out loss less the baseline's with the same seeds (nats per token)\n"
-        "a dot is a run; what a whisker reaches from the mean may be noise"
+        "dots: runs; whiskers: differences within noise"
     )
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

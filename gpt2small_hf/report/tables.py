@@ -1,6 +1,6 @@
-"""Results → tables for the console and for Markdown, from the same rows.
+"""Format results as tables for the console and for Markdown, from the same rows.
 
-One rounding for all: losses three decimals, thousands with commas, `–` for what is not known.
+Losses have three decimals, thousands have commas, and `–` is an unknown value.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from gpt2small_hf.evaluation.tasks import has_overlap, overlap_note
 from gpt2small_hf.runs.records import HeldOut, NewText
 
 CHATS_TO_JUDGE_BY = 10
-"""Held-out chats below which it is mostly chance which model has the lowest loss."""
+"""With fewer held-out chats, the model with the lowest loss is mostly chosen by chance."""
 FAR_WORSE = 2.0
-"""Times the loss before training. Chats that are learned by heart raise that of others by less; divergence by more."""
+"""Multiple of the loss before training. Overfitting raises it by less, divergence by more."""
 
 
 def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
-    """Columns padded with spaces: those of `text` are left-aligned, the others, being numbers, right-aligned."""
+    """Return a table padded with spaces: columns in `text` are left-aligned, numbers right-aligned."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "\n".join(
@@ -31,21 +31,21 @@ def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Co
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
-    """The same as a table of GitHub's Markdown; nothing in a cell is markup."""
+    """Return a table in GitHub's Markdown; cells are escaped."""
     rule = [":---" if i in text else "---:" for i in range(len(header))]
     cells = [[escaped(cell) for cell in line] for line in [header, *rows]]
     return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is, on one line, after words of ours or in a table."""
+    """Escape text for Markdown, on one line, for use within a sentence or a table."""
     return re.sub(r"([\\`*_\[\]<>#|~$&])", r"\\\1", one_line(text))
 
 
 def one_line(text: str, width: int | None = None) -> str:
-    """Text on one line: ends of lines and control characters become visible marks, and past `width` it is cut with `…`.
+    """Return text on one line of at most `width` characters, with visible marks for newlines and control characters.
 
-    A model can write anything, also what a terminal would obey.
+    A model can generate terminal control sequences. Longer text ends with `…`.
     """
     line = "".join(_visible(character) for character in text)
     return line if width is None or len(line) <= width else line[: width - 1] + "…"
@@ -80,16 +80,16 @@ def kept_line(step: int | None, last_step: int) -> str | None:
 
 
 def worse_line(heldout: HeldOut) -> str | None:
-    """Say that the held-out loss ended above its start, as a sentence; None if it did not, or nothing is held out."""
+    """Return a sentence if the held-out loss rose during training; None if it did not, or nothing is held out."""
     if heldout.before is None or heldout.after is None:
         return None
     return rise_line(heldout.before.loss_nats, heldout.after.loss_nats, heldout.rows.conversations)
 
 
 def rise_line(before: float, after: float, conversations: int | None) -> str | None:
-    """Say that a held-out loss is above that before training, as a sentence; None if it is not.
+    """Return a sentence if a held-out loss is above that before training; None if it is not.
 
-    With fewer than CHATS_TO_JUDGE_BY held-out chats it has to be FAR_WORSE.
+    With fewer than `CHATS_TO_JUDGE_BY` held-out chats, it must be above `FAR_WORSE` times that.
     """
     few = conversations is not None and conversations < CHATS_TO_JUDGE_BY
     if after <= (FAR_WORSE * before if few else before):

@@ -24,13 +24,13 @@ from gpt2small_hf.errors import UsageError, disk_is_full
 
 @contextmanager
 def atomic_write(path: Path, *, flush: bool = True) -> Iterator[Path]:
-    """Yield a temporary name beside `path`; give the file or folder written there its real name if nothing was raised.
+    """Yield a temporary path next to `path`; rename what was written there to `path` unless an error was raised.
 
-    So what exists is whole, with `flush` also after a power cut. A file or folder of the same name is replaced.
+    Files at `path` are therefore complete, with `flush` also after a power failure. An existing one is replaced.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     clear_leftovers(path)
-    # Beside a folder that cannot be renamed may be another disk, or one that may not be written.
+    # The parent of a folder that cannot be renamed may be another disk, or not writable.
     place = path if path.is_dir() and not is_replaceable(path) else path.parent
     temporary = place / _beside(path, "tmp")
     try:
@@ -43,7 +43,7 @@ def atomic_write(path: Path, *, flush: bool = True) -> Iterator[Path]:
     except Exception as error:
         if not disk_is_full(error):
             raise
-        # The error of a write does not name its file, and those of other libraries are of no common class.
+        # Errors of a write do not name the file, and libraries raise different classes.
         number = error.errno if isinstance(error, OSError) else errno.ENOSPC
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise OSError(number, reason, str(path)) from error
@@ -52,15 +52,15 @@ def atomic_write(path: Path, *, flush: bool = True) -> Iterator[Path]:
 
 
 def replace_path(finished: Path, path: Path, *, is_partly_moved: bool = False) -> None:
-    """Give a finished file or folder its name. What had that name is replaced.
+    """Rename a finished file or folder to `path`, replacing what exists there.
 
-    A folder that cannot be renamed is emptied and filled, each time the file last that marks it as complete. A call
-    that was killed after the first part is repeated with `is_partly_moved`.
+    In a folder that cannot be renamed, the contents are replaced, and the file that marks it as complete is moved last.
+    After a kill during the move, call again with `is_partly_moved`.
     """
     if not path.is_dir():
         finished.replace(path)
     elif is_replaceable(path):
-        # A folder cannot be replaced in one step: the old one steps aside first, so one of the two always exists.
+        # A folder cannot be replaced atomically: the old one is renamed first, so one of the two always exists.
         aside = path.with_name(_beside(path, "old"))
         path.rename(aside)
         finished.rename(path)
@@ -75,7 +75,7 @@ def replace_path(finished: Path, path: Path, *, is_partly_moved: bool = False) -
 
 
 def is_replaceable(folder: Path) -> bool:
-    """Whether a folder can be renamed: no link, mount point or working folder, and its parent may be written."""
+    """Whether a folder can be renamed: not a link, mount point or working folder, and its parent is writable."""
     fixed = folder.is_symlink() or os.path.ismount(folder) or folder.samefile(Path())
     return not fixed and os.access(folder.parent, os.W_OK)
 
@@ -85,8 +85,8 @@ def _marks_complete(path: Path) -> bool:
 
 
 def sync(path: Path, *, contents: bool = True) -> None:
-    """Flush a file, or a folder with its contents, to the disk: a power cut may keep a new name and lose the data."""
-    on_windows = os.name == "nt"  # which opens no folder, and flushes only what may be written
+    """Flush a file, or a folder with its contents, to disk: a power failure may keep a new name and lose the data."""
+    on_windows = os.name == "nt"  # where folders cannot be opened, and only writable files flushed
     for found in [path, *(path.rglob("*") if contents else [])]:
         if on_windows and found.is_dir():
             continue
@@ -108,12 +108,12 @@ def _beside(path: Path, kind: str) -> str:
 
 
 def is_leftover(path: Path, of: Path | None = None) -> bool:
-    """Whether a name is one that `atomic_write` gives to what is not complete, of any path or of this one."""
+    """Whether a path is a temporary name of `atomic_write`, for any path or for `of`."""
     return path.name.startswith(f".{of.name}." if of else ".") and path.name.endswith((".tmp", ".old"))
 
 
 def clear_leftovers(path: Path) -> None:
-    """Remove what killed processes of this machine left of `path`; restore a folder that one had moved aside."""
+    """Remove temporary files that killed processes of this machine left; restore a folder that one had renamed."""
     for place in (path.parent, path):
         for found in place.glob(f".{glob.escape(path.name)}.{_MACHINE}-*.*"):
             import psutil
@@ -177,7 +177,7 @@ def exclusive_writer(folder: Path) -> Iterator[None]:
 
 
 def lock_of(folder: Path) -> Path:
-    """The lock file of a folder that is written as a whole: beside it, or inside if it cannot be renamed."""
+    """Return the lock file of a folder: next to it, or inside if it cannot be renamed."""
     is_fixed = folder.is_dir() and not is_replaceable(folder)
     return folder / ".lock" if is_fixed else folder.with_name(f".{folder.name}.lock")
 
@@ -189,7 +189,7 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def set_default_permissions(folder: Path) -> None:
-    """Give the weights in a model folder the mode of other new files: safetensors lets only the owner read them.
+    """Give weight files the default permissions: safetensors creates them readable by the owner only.
 
     The folder's configuration (`config.json` or `adapter_config.json`) is a file with the usual mode.
     """
@@ -199,7 +199,7 @@ def set_default_permissions(folder: Path) -> None:
 
 
 def finite(value: Any) -> Any:
-    """Replace NaN and infinities by None anywhere in `value`: JSON has no word for them."""
+    """Replace NaN and infinities by None anywhere in `value`: JSON cannot represent them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -210,7 +210,7 @@ def finite(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all; non-finite numbers become null."""
+    """Write `value` as indented JSON, atomically; non-finite numbers become null."""
     with atomic_write(path) as temporary:
         temporary.write_text(
             json.dumps(finite(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8"
@@ -218,7 +218,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def parse_json(text: str) -> Any:
-    """`json.loads`, whose error is a JSONDecodeError also for integers and nesting beyond Python's limits."""
+    """Parse JSON. Raises: JSONDecodeError also for integers and nesting beyond Python's limits."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -249,7 +249,7 @@ def append_jsonl(path: Path, value: dict[str, Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(finite(value), allow_nan=False, ensure_ascii=False) + "\n")
     except OSError as error:
-        error.filename = error.filename or str(path)  # that of a write does not name its file
+        error.filename = error.filename or str(path)  # errors of a write do not name the file
         raise
 
 
@@ -258,19 +258,19 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
     Raises: UsageError naming a line that is damaged.
     """
-    # Not splitlines: in a string JSON may have characters raw that Python takes for ends of lines, U+2028 for one.
+    # Not splitlines: JSON strings may contain characters that Python treats as line ends, such as U+2028.
     *lines, _ = path.read_bytes().split(b"\n")
     rows = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
         except ValueError as error:
-            raise UsageError(f"{path}, line {number}, is not JSON ({error}). Take that line out.") from None
+            raise UsageError(f"{path}, line {number}, is not JSON ({error}). Remove that line.") from None
     return rows
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as JSON Lines, whole or not at all."""
+    """Write rows as JSON Lines, atomically."""
     with atomic_write(path) as temporary:
         temporary.touch()
         for row in rows:
@@ -278,7 +278,7 @@ def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The hexadecimal SHA-256 of a file, read in blocks."""
+    """Return the hexadecimal SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -287,7 +287,7 @@ def sha256(path: Path) -> str:
 
 
 def check_writable(flag: str, folder: Path) -> None:
-    """See that a folder can be created, or written to if it exists. Nothing is left behind.
+    """Check that a folder can be created, or written to if it exists, without leaving files.
 
     Raises: UsageError naming `flag`, the folder and the reason.
     """
@@ -298,7 +298,7 @@ def check_writable(flag: str, folder: Path) -> None:
             if not folder.is_dir():
                 raise FileExistsError(errno.EEXIST, "a file or a broken link has that name")
         nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-        # Only trying tells: root may write anywhere, but not in /proc or on a read-only disk.
+        # Permissions do not suffice: root has all of them, but cannot write in /proc or on a read-only disk.
         Path(tempfile.mkdtemp(prefix=".", suffix=".tmp", dir=nearest)).rmdir()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -25,27 +25,27 @@ class RunFolder:
 
     @property
     def resolved(self) -> Path:
-        """Every value in force, with commit, versions and device."""
+        """All settings, with commit, versions and device."""
         return self.root / "resolved.json"
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a log line."""
+        """One JSON object for each log entry."""
         return self.root / "metrics.jsonl"
 
     @property
     def samples(self) -> Path:
-        """One JSON object a saved step and prompt: what the model made of it then."""
+        """One JSON object for each checkpoint and prompt: the model's completions."""
         return self.root / "samples.jsonl"
 
     @property
     def first_rows(self) -> Path:
-        """The first training rows, decoded, with what is learned from them marked."""
+        """The first training rows, decoded, with supervised tokens marked."""
         return self.root / "first_rows.txt"
 
     @property
     def checkpoints(self) -> Path:
-        """Folder of `checkpoint-<step>/`; each loads by itself."""
+        """Folder of `checkpoint-<step>/`; each is a model folder."""
         return self.root / "checkpoints"
 
     @property
@@ -55,12 +55,12 @@ class RunFolder:
 
     @property
     def adapter(self) -> Path:
-        """Of a run with LoRA: what was trained, alone. `model/` has it merged."""
+        """The LoRA adapter, which is merged into `model/` (LoRA runs only)."""
         return self.root / "adapter"
 
     @property
     def answers(self) -> Path:
-        """Of a run on chats: one JSON object a held-out question, with the finished model's answer."""
+        """One JSON object for each held-out question, with the finished model's answer (chat runs only)."""
         return self.root / "evaluation" / "answers.jsonl"
 
     @property
@@ -74,17 +74,17 @@ class RunFolder:
         return self.root / "evaluation" / "completions.json"
 
     def chart(self, name: str) -> Path:
-        """A picture: `loss`, `grad_norm`, `learning_rate` or `throughput`."""
+        """A chart: `loss`, `grad_norm`, `learning_rate` or `throughput`."""
         return self.root / "charts" / f"{name}.png"
 
     @property
     def report(self) -> Path:
-        """The run to look at: its results, pictures and samples."""
+        """Page with results, charts and samples."""
         return self.root / "report.md"
 
     @property
     def staged(self) -> Path:
-        """What is published, byte for byte. `staged.html` beside it shows the card as the Hub will."""
+        """The files to publish. `staged.html` next to it shows the model card as on the Hub."""
         return self.root / "staged"
 
     @property
@@ -94,12 +94,12 @@ class RunFolder:
 
     @property
     def lock(self) -> Path:
-        """Held by the process that trains here. It marks the folder as a run's before `resolved.json` exists."""
+        """Lock of the training process. It marks a run folder before `resolved.json` exists."""
         return self.root / ".lock"
 
     @property
     def former(self) -> Path:
-        """The run that this one overwrites, kept here until this one is finished: a mount point cannot be renamed."""
+        """The run that this one overwrites, kept until this one is finished: a mount point cannot be renamed."""
         return self.root / "former"
 
     @property
@@ -108,14 +108,14 @@ class RunFolder:
         return self.root / ".former"
 
     def is_own(self, path: Path) -> bool:
-        """Whether this project writes a file or folder of that name into a run's folder; all others are the user's."""
+        """Whether a file or folder in a run folder is written by this package; all others are the user's."""
         own = (self.recipe, self.resolved, self.metrics, self.samples, self.first_rows, self.checkpoints, self.model)
         own += (self.adapter, self.heldout.parent, self.chart("").parent, self.report, self.published)
         return path in own or path.name.startswith(self.staged.name) or is_leftover(path)
 
     @property
     def finished(self) -> bool:
-        """True once the model and its results are on disk. The held-out result is written last; charts may follow."""
+        """Whether the model and its results are saved. `heldout.json` is written last, apart from charts."""
         return self.heldout.exists()
 
 
@@ -132,12 +132,12 @@ class DataFolder:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer that made the ids, loadable by `AutoTokenizer`."""
+        """The tokenizer of the ids, for `AutoTokenizer.from_pretrained`."""
         return self.root / "tokenizer"
 
     @property
     def progress(self) -> Path:
-        """How far an unfinished preparation came. Only in the folder of `unfinished()`."""
+        """Progress of an unfinished preparation, in the folder `unfinished()`."""
         return self.root / "progress.json"
 
     def tokens(self, split: str, shard: int) -> Path:
@@ -149,38 +149,38 @@ class DataFolder:
         return self.root / f"{split}-documents.bin"
 
     def rows(self, split: str, packing: str, seq_len: int) -> Path:
-        """Which documents make each row: kept once it was worked out, and made again whenever it is gone."""
+        """Cached assignment of documents to rows."""
         return self.root / f"{split}-{packing}-{seq_len}.npy"
 
     @property
     def lock(self) -> Path:
-        """Held by the process that prepares the set: beside the folder, or inside where one cannot be renamed."""
+        """Lock of the process that prepares the set: next to the folder, or inside if it cannot be renamed."""
         return lock_of(self.root)
 
     @property
     def exists(self) -> bool:
-        """Whether a data set is prepared here, or was begun."""
-        begun = not self.root.exists() and bool(self.root.name) and self.unfinished().root.exists()
-        return self.meta.is_file() or begun
+        """Whether a data set or an unfinished preparation exists."""
+        is_started = not self.root.exists() and bool(self.root.name) and self.unfinished().root.exists()
+        return self.meta.is_file() or is_started
 
     def unfinished(self) -> DataFolder:
-        """The folder in which the set is built before it takes its name: beside it, or inside as the lock."""
+        """Return the folder of an unfinished preparation: next to this one, or inside if it cannot be renamed."""
         is_fixed = self.root.is_dir() and not is_replaceable(self.root)
         return DataFolder(self.root / ".partial" if is_fixed else self.root.with_name(self.root.name + ".partial"))
 
 
 def check_named(flag: str, name: str | None) -> None:
-    """Raise: UsageError if a name is neither of something here nor could be an id on the Hub."""
+    """Check that a name is a local path or has the form of a Hub id. Raises: UsageError otherwise."""
     if name and not Path(name).expanduser().exists() and not HUB_ID.fullmatch(name):
         raise UsageError(f"{flag} {name} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """All checkpoints of a folder, newest first."""
+    """Return all checkpoints in a folder, newest first."""
     found = (path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal())
     return sorted(found, key=number_of, reverse=True)
 
 
 def number_of(checkpoint: Path) -> int:
-    """The step in a checkpoint's name."""
+    """Return the step in a checkpoint's name."""
     return int(checkpoint.name.removeprefix("checkpoint-"))

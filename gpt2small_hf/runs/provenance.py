@@ -1,4 +1,4 @@
-"""Where a result came from: command, commit, versions, machine."""
+"""Provenance of results: command, commit, versions, machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpt2small_hf.runs.records import MadeBy
 
 
 def made_by(inputs: Iterable[Path] = ()) -> MadeBy:
-    """How a result came to be: command, git commit, date, versions, SHA-256 of the model's code and each input file."""
+    """Return command, git commit, date, versions, SHA-256 of the model's code and each input file."""
     return MadeBy(
         command=command_line(),
         commit=git_commit(),
@@ -30,12 +30,12 @@ def made_by(inputs: Iterable[Path] = ()) -> MadeBy:
 
 
 def model_code() -> dict[str, str]:
-    """SHA-256 of the files of `model/`, whose code is saved with each model."""
+    """Return the SHA-256 of each file of `model/`, which is saved with each model."""
     return {path.name: sha256(path) for path in sorted((Path(__file__).parents[1] / "model").glob("*.py"))}
 
 
 def git_commit() -> str | None:
-    """The commit of the checkout this package runs from, `-dirty` added when files differ; None outside a checkout."""
+    """Return the commit of this package's checkout, with `-dirty` if files differ; None outside a checkout."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
@@ -43,7 +43,7 @@ def git_commit() -> str | None:
         return done.stdout.strip()
 
     try:
-        if not git("ls-files", Path(__file__).name):  # a checkout of something else that has us in its environment
+        if not git("ls-files", Path(__file__).name):  # another project's checkout, with this package in its environment
             return None
         return git("rev-parse", "HEAD") + ("-dirty" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
@@ -51,7 +51,7 @@ def git_commit() -> str | None:
 
 
 def processor_name() -> str:
-    """Return the processor's name as its maker gives it, or its architecture where the system does not tell."""
+    """Return the processor's name as its maker gives it, or its architecture if that is unknown."""
     name = ""
     with suppress(OSError, subprocess.CalledProcessError):
         if sys.platform == "win32":
@@ -69,7 +69,7 @@ def processor_name() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a run's numbers."""
+    """Return the versions of Python and of packages that affect results."""
     found = {"python": platform.python_version()}
     for name in ("gpt2small-hf", "torch", "transformers", "accelerate", "tokenizers", "tiktoken", "datasets"):
         try:

@@ -1,5 +1,5 @@
 # pyright: strict
-"""The files of a run folder → one object that has what they contain."""
+"""Read the files of a run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 class Run:
-    """What the files of a run contain."""
+    """The contents of a run folder."""
 
     def __init__(self, folder: RunFolder) -> None:
         """Read them.
@@ -33,29 +33,29 @@ class Run:
         self.train = [row for row in self.metrics if "loss" in row]
         self.heldout = HeldOut.load(folder.heldout) if folder.finished else None
         self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
-        # A killed run may leave a newer checkpoint that was not written to its end.
+        # A killed run may leave a newer, incomplete checkpoint.
         self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
         self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
-        # Runs that saved no samples on the way have at least those of the finished model.
+        # Runs without samples of checkpoints have those of the finished model.
         written: Rows = read_json(folder.completions)["completions"] if folder.completions.is_file() else []
         self.samples = _lines(folder.samples) or [{"step": self.step, **completion} for completion in written]
 
     @property
     def tokens(self) -> int | None:
-        """Training tokens seen so far, if they were counted."""
+        """Return the number of training tokens so far; None if they were not counted."""
         logged = logged_tokens(self.metrics)
         if self.newest is None or number_of(self.newest) <= self.logged_step:
             return logged
         return max(logged or 0, tokens_of(self.newest)) or None
 
     def usual(self, name: str) -> float | None:
-        """The median of what was logged under a name, if anything was."""
+        """Return the median of a logged metric; None if it was not logged."""
         found = [row[name] for row in self.train if row.get(name) is not None]
         return statistics.median(found) if found else None
 
     @cached_property
     def n_parameters(self) -> int | None:
-        """Parameters of the saved model, a tied head counted once; None while nothing is saved."""
+        """Return the number of parameters of the saved model, a tied head counted once; None if no model is saved."""
         saved = [self.folder.model / "model.safetensors", *self.folder.checkpoints.glob("*/model.safetensors")]
         for path in saved:
             try:
@@ -68,24 +68,26 @@ class Run:
 
     @cached_property
     def answers(self) -> list[Answer]:
-        """The finished model's answers to held-out questions, of a run on chats."""
+        """Return the finished model's answers to held-out questions (chat runs only)."""
         return Answer.load_lines(self.folder.answers)
 
     @property
     def measured(self) -> HeldOut | None:
-        """The results on held-out data; None if the run is not finished, or nothing was held out."""
+        """Return the results on held-out data; None if the run is not finished, or nothing was held out."""
         return self.heldout if self.heldout is not None and self.heldout.after is not None else None
 
     @property
     def loss_nats(self) -> float:
-        """The held-out loss of a finished run. Raises: UsageError if nothing was held out."""
+        """Return the held-out loss of a finished run. Raises: UsageError if nothing was held out."""
         if self.heldout is None or self.heldout.after is None:
-            raise UsageError(f"{self.folder.root} has no held-out loss: it is not finished, or holds nothing out.")
+            raise UsageError(
+                f"{self.folder.root} has no held-out loss: the run is not finished, or has no validation data."
+            )
         return self.heldout.after.loss_nats
 
     @property
     def measured_on(self) -> tuple[Any, ...] | None:
-        """What two held-out losses must have in common to be compared: text, rows and their length."""
+        """Return the data fingerprint and the rows: held-out losses are comparable if these are equal."""
         if self.heldout is None:
             return None
         return self.resolved.data.fingerprint, self.heldout.rows
@@ -101,7 +103,7 @@ def read_resolved(folder: RunFolder) -> Resolved:
 
 
 def logged_tokens(rows: Rows) -> int | None:
-    """Return the training tokens up to the last of some lines of the log; None if none has them."""
+    """Return the last number of training tokens in some log lines; None if there is none."""
     return next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
 
 

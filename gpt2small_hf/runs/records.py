@@ -9,12 +9,12 @@ from typing import Any
 
 from gpt2small_hf.runs.json_records import Json, Part, Record
 
-# ---- what several files have -------------------------------------------------------------------------------------
+# ---- parts of several files -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadeBy(Part):
-    """How a result was made."""
+    """Provenance of a result."""
 
     command: str
     commit: str | None = None
@@ -80,7 +80,7 @@ class Measures(Part):
     perplexity: float | None = None
     """exp(loss); None if it is too large for a number."""
     bits_per_byte: float | None = None
-    """loss / ln 2 / bytes per token, which compares models whatever their tokenizers."""
+    """loss / ln 2 / bytes per token, which is comparable between tokenizers."""
     standard_error_nats: float | None = field(default=None, metadata={"key": "standard_error"})
 
 
@@ -113,7 +113,7 @@ class HeldOutRows(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerCounts(Part):
-    """Held-out questions that were answered, and the answers that ended by themselves."""
+    """Number of answered held-out questions, and of answers that end with a stop token."""
 
     asked: int
     ended: int
@@ -128,14 +128,14 @@ class HeldOutLosses(Part):
     before: Measures | None = None
     """Before training."""
     unigram: Measures | None = None
-    """Of a guess that knows only how frequent each token is in the training data."""
+    """Of a model that predicts the token frequencies of the training data."""
     after: Measures | None = None
     """After training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut(HeldOutLosses, Record):
-    """`evaluation/heldout.json`: the results of the evaluation tasks, without the texts that the model wrote."""
+    """`evaluation/heldout.json`: the results of the evaluation tasks, without generated text."""
 
     new_text: NewText | None = None
     """After training; None of chats, and if all tokens are in an overlap with the training text."""
@@ -164,7 +164,7 @@ class Answer(Part):
 
     @property
     def turns(self) -> list[str]:
-        """What was said, up to the question."""
+        """Return the text of each message, up to the question."""
         return [message["content"] for message in self.messages]
 
 
@@ -338,7 +338,7 @@ class BaseModel(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFacts(Part):
-    """What a run is trained on."""
+    """The devices of a run."""
 
     type: str
     name: str
@@ -358,7 +358,7 @@ class ParameterCounts(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Resolved(Record):
-    """`resolved.json`: every setting in force, with data, device, commit and versions."""
+    """`resolved.json`: all settings, with data, device, commit and versions."""
 
     run: RunSettings
     prompts_from: str | None = None

@@ -1,4 +1,4 @@
-"""Rows of the tiny run, for tests of what is measured on them."""
+"""The rows of the tiny run."""
 
 from pathlib import Path
 

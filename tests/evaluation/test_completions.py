@@ -1,4 +1,4 @@
-"""Continuations repeat, leave the random stream alone and end with the context."""
+"""Completions are reproducible, keep the random state and end with the context."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.runs.files import read_json
 
 
-def test_completions_repeat_and_leave_no_trace(tiny_run):
+def test_completions_are_reproducible_and_keep_the_random_state(tiny_run):
     model = AutoModelForCausalLM.from_pretrained(tiny_run.model).train()
     tokenizer = AutoTokenizer.from_pretrained(tiny_run.model)
     torch.manual_seed(3)
@@ -20,7 +20,7 @@ def test_completions_repeat_and_leave_no_trace(tiny_run):
     assert first[0]["sampled"] != complete(model, tokenizer, ["Once the fox"], seed=1)[0]["sampled"]
 
 
-def test_the_file_of_a_run_holds_prompt_and_both_continuations(tiny_run):
+def test_file_of_a_run_contains_prompt_and_both_continuations(tiny_run):
     (completion,) = read_json(tiny_run.completions)["completions"]
     assert completion["prompt"] == "Once the fox"
     assert completion["greedy"]
@@ -28,7 +28,7 @@ def test_the_file_of_a_run_holds_prompt_and_both_continuations(tiny_run):
     assert completion["settings"]["temperature"] == 0.8
 
 
-def test_a_prompt_as_long_as_the_context_is_continued_from_its_end(tiny_run):
+def test_prompt_longer_than_the_context_is_truncated_to_its_end(tiny_run):
     model = AutoModelForCausalLM.from_pretrained(tiny_run.model)
     tokenizer = AutoTokenizer.from_pretrained(tiny_run.model)
     (completion,) = complete(model, tokenizer, ["the fox saw the river " * 20])
@@ -40,17 +40,17 @@ def loaded(run):
 
 
 def test_prompts_are_decoded_in_one_batch(tiny_run):
-    """A forward pass for each new token, however many prompts there are; greedy and sampled together."""
+    """There is one forward pass for each new token, for any number of prompts, greedy and sampled."""
     model, tokenizer = loaded(tiny_run)
     lengths = []
     model.register_forward_pre_hook(lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape), with_kwargs=True)
     complete(model, tokenizer, ["Once the fox", "Then", "Later the dog saw the"], max_new_tokens=9)
     assert len(lengths) <= 9
-    assert all(shape == (6, 1) for shape in lengths[1:])  # the cache holds the rest
+    assert all(shape == (6, 1) for shape in lengths[1:])  # the rest is in the cache
 
 
 def test_completions_of_a_batch_are_those_of_generate_alone(tiny_run):
-    """Prompts of different lengths, one of which leaves less room: none changes or shortens another."""
+    """Prompts of different lengths, one of which nearly fills the context, do not affect each other."""
     model, tokenizer = loaded(tiny_run)
     prompts = ["Once the fox", "Then", "Later the dog saw the stone, and the", "the fox saw the river " * 9]
     found = complete(model, tokenizer, prompts, max_new_tokens=20)

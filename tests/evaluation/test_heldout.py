@@ -1,4 +1,4 @@
-"""Losses against hand computation, and the share of held-out text that also stands in the training text."""
+"""Losses against hand computation, and the overlap of held-out and training text."""
 
 import math
 
@@ -27,13 +27,13 @@ from gpt2small_hf.evaluation.heldout import (
 from gpt2small_hf.runs.files import read_json
 
 
-def test_losses_are_those_of_each_row_alone_whatever_the_batch(splits):
+def test_losses_do_not_depend_on_the_batch_size(splits):
     _, heldout = splits
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(tiny_config(vocab_size=300, resid_pdrop=0.5)).train()
     flat = heldout_losses(model, heldout, batch_size=3)
     losses = flat.reshape(len(heldout), 31)
-    assert model.training  # left as it was found, and dropout was off meanwhile:
+    assert model.training  # the mode is restored; the losses were computed without dropout:
     model.eval()
     for i in (0, len(heldout) - 1):
         ids = torch.from_numpy(heldout[i]["input_ids"])[None]
@@ -50,8 +50,8 @@ def test_the_standard_error_is_that_of_the_mean_over_rows(splits):
     assert standard_error(losses.reshape(-1), heldout) == pytest.approx(expected)
 
 
-def test_of_chats_the_standard_error_weighs_rows_by_their_supervised_tokens(chat_run):
-    """Against how much the mean really scatters when rows are drawn anew (bootstrap)."""
+def test_standard_error_of_chats_weighs_rows_by_supervised_tokens(chat_run):
+    """Compare it with the standard deviation of the mean over resampled rows (bootstrap)."""
     tokenizer = AutoTokenizer.from_pretrained(chat_run.model)
     talks = [Conversation(row["messages"], f"chat {n}") for n, row in enumerate(chats())]
     heldout = ChatDataset(talks, tokenizer, seq_len=128, packing="padding")
@@ -75,7 +75,7 @@ def test_the_unigram_loss_is_that_of_the_training_frequencies(splits):
 
 
 def test_bits_per_byte_are_of_the_bytes_of_the_measured_tokens(tiny_run):
-    """Not of the whole split, whose last tokens are in no row, nor, for new text, of the text that is not new."""
+    """They are neither those of the split, whose last tokens are in no row, nor, for new text, those of overlaps."""
     found, tokenizer = read_json(tiny_run.heldout), AutoTokenizer.from_pretrained(tiny_run.model)
     folder = tiny_run.root.parents[1] / read_json(tiny_run.resolved)["data"]["folder"]
     train, heldout = (TextDataset(folder, split, found["rows"]["seq_len"]) for split in ("train", "validation"))
@@ -139,7 +139,7 @@ class Stream:
     heldout=st.lists(st.integers(0, 2), min_size=4, max_size=24),
     length=st.integers(1, 5),
 )
-def test_a_token_is_seen_when_the_run_that_it_ends_stands_in_the_training_text(train, heldout, length):
+def test_token_is_seen_if_the_sequence_that_it_ends_is_in_the_training_text(train, heldout, length):
     rows = Stream(heldout, 4)
     seen = seen_in_training(Stream(train, 4), rows, length=length)  # pyright: ignore[reportArgumentType]
     runs = {tuple(train[i : i + length]) for i in range(len(train) - length + 1)}
@@ -149,7 +149,7 @@ def test_a_token_is_seen_when_the_run_that_it_ends_stands_in_the_training_text(t
             assert seen[row, t - 1] == (end >= length and tuple(heldout[end - length : end]) in runs)
 
 
-def test_text_held_out_and_trained_on_alike_is_found(splits):
+def test_training_text_is_seen_in_itself(splits):
     train, heldout = splits
     assert seen_in_training(train, train)[:, 12:].all()
     assert 0 < seen_in_training(train, heldout).mean() < 1

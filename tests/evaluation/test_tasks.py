@@ -1,4 +1,4 @@
-"""`evaluate` on our model and another, and a task of one's own that reports and records show."""
+"""`evaluate` on models of this package and of transformers, and a user-defined task."""
 
 import math
 
@@ -44,7 +44,7 @@ def test_evaluate_takes_models_of_transformers_and_refuses_unknown_tasks(splits)
         evaluate(model, ["answers"], heldout=heldout)
 
 
-def test_a_task_is_one_more_entry_of_the_list(model, splits, monkeypatch, tiny_run):
+def test_user_defined_task_is_an_entry_of_the_list(model, splits, monkeypatch, tiny_run):
     _, heldout = splits
 
     def run(model, inputs):

@@ -1,4 +1,4 @@
-"""What the pictures show, also of runs that went badly, and the small sums behind them."""
+"""Charts of good and failed runs, and the functions that compute their data."""
 
 import math
 
@@ -52,14 +52,14 @@ def run_rows(n=40, **at_300):
 
 
 def folder_of(path, rows):
-    """A run folder that holds metrics alone."""
+    """A run folder that contains metrics only."""
     run = RunFolder(path)
     write_jsonl(run.metrics, rows)
     return run
 
 
 def labels(figure):
-    """Every legend entry of a picture."""
+    """Return every legend entry of a chart."""
     return [label for axes in figure.axes for label in axes.get_legend_handles_labels()[1]]
 
 
@@ -67,7 +67,7 @@ def annotations(figure):
     return [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
-def test_all_pictures_of_a_real_run_are_drawn(tiny_run, tmp_path):
+def test_all_charts_of_a_real_run_are_drawn(tiny_run, tmp_path):
     run = RunFolder(tmp_path / "copy")
     write_jsonl(run.metrics, read_jsonl(tiny_run.metrics))
     for path, source in [(run.resolved, tiny_run.resolved), (run.heldout, tiny_run.heldout)]:
@@ -82,7 +82,7 @@ def test_all_pictures_of_a_real_run_are_drawn(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_same_rows_give_the_same_pictures_and_others_others(tmp_path):
+def test_charts_depend_on_the_rows_alone(tmp_path):
     name = "run"  # it is the title
     one, same, other = (
         {path.name: path.read_bytes() for path in draw_charts(folder_of(tmp_path / place / name, rows))}
@@ -97,7 +97,7 @@ def test_the_same_rows_give_the_same_pictures_and_others_others(tmp_path):
     assert all(one[chart] != other[chart] for chart in one)
 
 
-def test_what_was_not_logged_has_no_picture(tmp_path):
+def test_metrics_that_were_not_logged_have_no_chart(tmp_path):
     rows = [{"step": 0, "eval_loss": 7.0}, {"step": 25, "loss": 6.0}, {"step": 25, "train_runtime": 3.0}]
     run = folder_of(tmp_path / "run", rows)
     assert draw_charts(run) == [run.chart("loss")]
@@ -109,7 +109,7 @@ def test_one_row_is_enough(tmp_path, rows):
     assert draw_charts(folder_of(tmp_path / "run", rows))
 
 
-def test_a_run_of_nothing_but_nulls_is_drawn(tmp_path):
+def test_run_with_only_nulls_is_drawn(tmp_path):
     rows = [dict.fromkeys(training_row(0, 0), None) | {"step": step} for step in (25, 50)]
     run = folder_of(tmp_path / "run", [*rows, {"step": 50, "eval_loss": None}])
     assert draw_charts(run) == [run.chart("loss"), run.chart("grad_norm")]
@@ -127,7 +127,7 @@ def test_the_peak_of_the_learning_rate_is_marked_with_its_step():
     assert annotations(learning_rate_figure(run_rows())) == ["peak 1.0e-03, step 100"]
 
 
-def test_a_spike_is_marked_at_the_edge_and_does_not_squash_the_rest():
+def test_spike_is_marked_at_the_edge_and_does_not_extend_the_axis():
     calm, spiky = loss_figure(run_rows()), loss_figure(run_rows(loss=90.0, loss_max=812.0))
     assert "higher, up to 812" in labels(spiky)
     assert not any("higher" in label for label in labels(calm))
@@ -137,13 +137,13 @@ def test_a_spike_is_marked_at_the_edge_and_does_not_squash_the_rest():
     assert "higher, up to 4e+03" in labels(norms)
 
 
-def test_a_loss_above_that_of_knowing_nothing_is_a_spike_however_long_it_lasts():
+def test_loss_far_above_that_of_a_uniform_guess_is_a_spike_of_any_length():
     rows = [training_row(step, 6.0 if step < 500 else 1e6) for step in range(25, 1001, 25)]
     assert loss_figure(rows, vocab_size=1024).axes[0].get_ylim()[1] < 10
     assert loss_figure(rows).axes[0].get_ylim()[1] > 1e6
 
 
-def test_the_start_of_a_long_run_stays_in_the_picture():
+def test_axis_includes_the_start_of_a_long_run():
     rows = [{"step": 0, "eval_loss": 10.9}, *(training_row(step, 3.0) for step in range(10, 5001, 10))]
     assert loss_figure(rows, vocab_size=50_257).axes[0].get_ylim()[1] > 10.9
 
@@ -157,7 +157,7 @@ def test_a_value_that_is_not_finite_leaves_a_gap_and_a_mark():
     assert "not finite" in labels(grad_norm_figure(run_rows(grad_norm=None)))
 
 
-def test_clipping_is_drawn_where_there_is_any():
+def test_clipping_is_drawn_if_it_is_on():
     rows = run_rows(clipped=0.3)
     assert "clipped to 1" in labels(grad_norm_figure(rows, clip=1.0))
     assert len(grad_norm_figure(rows, clip=1.0).axes) == 2
@@ -191,7 +191,7 @@ def test_norms_of_many_sizes_get_a_logarithmic_axis():
     assert grad_norm_figure(run_rows()).axes[0].get_yscale() == "linear"
 
 
-def test_mfu_lies_on_the_speed_where_both_tell_the_same():
+def test_mfu_and_speed_coincide_on_one_device():
     left, right = (axes for axes in throughput_figure(run_rows()).axes if axes.get_ylabel() != "waiting\nfor data")
     assert right.get_ylim()[1] / left.get_ylim()[1] == pytest.approx(0.4 / 20_000)
     without = [{key: value for key, value in row.items() if key not in ("mfu", "data_wait")} for row in run_rows()]
@@ -222,7 +222,7 @@ def test_a_line_is_broken_where_rows_are_missing_and_nowhere_else():
     assert gaps([1, 25, 50]) == gaps([25]) == gaps([]) == []
 
 
-def test_the_top_of_an_axis_ignores_few_high_values_unless_they_are_to_be_kept():
+def test_top_of_an_axis_ignores_few_high_values_except_those_to_keep():
     found = np.concatenate([np.linspace(3, 4, 200), [900.0]])
     assert robust_top(found) == 4
     assert robust_top(found[:-1] * 2) == 8
@@ -264,7 +264,7 @@ def test_numbers_are_read_from_the_first_name_that_has_one():
     assert np.isnan(values(rows, "a", "b")[2:]).all()
 
 
-def test_no_picture_has_more_points_than_pixels():
+def test_charts_have_fewer_points_than_pixels():
     rows = [training_row(step, 3.0) for step in range(10, 50_001, 10)]
     for figure in (loss_figure(rows), grad_norm_figure(rows), learning_rate_figure(rows), throughput_figure(rows)):
         for axes in figure.axes:

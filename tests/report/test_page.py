@@ -1,4 +1,4 @@
-"""`report`: run folders → a page each, and runs beside each other."""
+"""`report`: a page for each run folder, and a comparison of runs."""
 
 import html
 import re
@@ -23,7 +23,7 @@ from report.test_tables import cells, rendered
 
 @pytest.fixture
 def run(tiny_run, tmp_path):
-    """A copy of a real run, to be changed."""
+    """A copy of a real run, which tests may change."""
     shutil.copytree(tiny_run.root, tmp_path / "runs" / "short")
     return RunFolder(tmp_path / "runs" / "short")
 
@@ -33,11 +33,11 @@ def sample(step, prompt, sampled):
 
 
 def blocks(page):
-    """What stands in a page's code blocks, as rendered."""
+    """Return the code blocks of a rendered page."""
     return [html.unescape(block) for block in re.findall(r"<code.*?>(.*?)</code>", rendered(page), flags=re.DOTALL)]
 
 
-def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, capsys):
+def test_page_of_a_run_contains_results_and_charts(run, capsys):
     assert cli.main(["report", str(run.root)]) == 0
     page = run.report.read_text(encoding="utf-8")
     ((_, *results),) = tables(results_of(HeldOut.load(run.heldout)))
@@ -61,7 +61,7 @@ def test_the_page_of_a_real_run_holds_its_results_and_its_pictures(run, capsys):
     assert shown.endswith(f"next: python examples/use_from_hub.py {run.model}\n")
 
 
-def test_the_page_shows_how_text_became_coherent(run, capsys):
+def test_page_contains_samples_over_training(run, capsys):
     write_jsonl(
         run.samples,
         [
@@ -72,7 +72,7 @@ def test_the_page_shows_how_text_became_coherent(run, capsys):
     main([str(run.root)])
     page, shown = run.report.read_text(encoding="utf-8"), capsys.readouterr().out
     once, then = (block.splitlines() for block in blocks(page))
-    assert "Sampled after: Then⏎later" in page
+    assert "Prompt: Then⏎later" in page
     assert [line.split()[0] for line in then] == ["step", "0", "20"]
     assert then[2].endswith("  ⏎␉text 20")
     losses = {row["step"]: row["eval_loss"] for row in read_jsonl(run.metrics) if "eval_loss" in row}
@@ -82,14 +82,14 @@ def test_the_page_shows_how_text_became_coherent(run, capsys):
     assert all(line in shown for line in (*once, *then))
 
 
-def test_without_samples_the_page_shows_what_the_finished_model_writes(run):
+def test_completions_replace_missing_samples(run):
     run.samples.unlink(missing_ok=True)
     (table,) = sample_tables(Run(run).samples, Run(run).metrics)
     assert table.prompt == "Once the fox"
     assert [line[0] for line in table.rows] == ["20"]
 
 
-def test_nothing_a_model_or_a_user_wrote_is_markup(run, tmp_path):
+def test_text_of_models_and_users_is_escaped(run, tmp_path):
     nasty = "<b>x</b> ```` | *y* [z](http://a) $1$\n# heading\n```\x1b[2J"
     write_jsonl(run.samples, [sample(0, nasty, nasty)])
     append_jsonl(run.metrics, {"step": 20, "symptom": "plateau", "says": nasty})
@@ -121,7 +121,7 @@ def test_unreadable_newest_checkpoint_is_ignored(run):
         assert status(Run(run)) == before
 
 
-def test_an_unfinished_run_says_so_and_what_to_look_at(run, capsys):
+def test_page_of_an_unfinished_run_names_the_checkpoint_to_use(run, capsys):
     run.heldout.unlink()
     run.completions.unlink()
     run.samples.unlink(missing_ok=True)
@@ -129,7 +129,7 @@ def test_an_unfinished_run_says_so_and_what_to_look_at(run, capsys):
     main([str(run.root)])
     page, shown = run.report.read_text(encoding="utf-8"), capsys.readouterr().out
     assert "Not finished: the log ends at step 20 of 20" in page
-    assert r"If it no longer runs, its command goes on." in page
+    assert r"If it no longer runs, run the same command to resume." in page
     assert "No samples were saved." in page
     assert shown.endswith(f"next: python examples/use_from_hub.py {run.checkpoints / 'checkpoint-20'}\n")
 
@@ -139,7 +139,7 @@ def test_tokens_are_counted_to_the_last_step(run):
     assert status(Run(run)) == "Finished: 23 steps, 2,944 tokens."
 
 
-def test_a_run_that_logged_nothing_yet_has_a_page(run, capsys):
+def test_page_of_a_run_without_a_log(run, capsys):
     for path in run.root.iterdir():
         if path != run.resolved:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -151,7 +151,7 @@ def test_a_run_that_logged_nothing_yet_has_a_page(run, capsys):
     assert f"wrote {run.report} and 1 chart\n" in capsys.readouterr().out
 
 
-def test_symptoms_and_skipped_steps_are_told(run):
+def test_symptoms_and_skipped_steps_are_listed(run):
     symptom = {"step": 20, "symptom": "plateau", "says": "Loss has not fallen for 10 steps; raise the learning rate."}
     append_jsonl(run.metrics, symptom)
     for step, spikes in [(21, 2), (22, 5)]:
@@ -165,7 +165,7 @@ def test_symptoms_and_skipped_steps_are_told(run):
     assert all(f"<li>{line}</li>" in rendered(run.report.read_text(encoding="utf-8")) for line in told)
 
 
-def test_runs_measured_on_other_rows_are_not_compared(run, tmp_path):
+def test_losses_on_other_rows_are_marked_as_not_comparable(run, tmp_path):
     names = ("twin", "other text", "fewer rows", "unfinished")
     for name in names:
         shutil.copytree(run.root, tmp_path / "runs" / name)
@@ -186,7 +186,7 @@ def test_runs_measured_on_other_rows_are_not_compared(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_runs_are_shown_beside_each_other_and_one_is_not(run, tmp_path, capsys):
+def test_comparison_is_printed_for_several_runs_only(run, tmp_path, capsys):
     main([str(run.root)])
     assert "bits/byte  steps" not in capsys.readouterr().out
     shutil.copytree(run.root, tmp_path / "runs" / "twin")
@@ -202,13 +202,13 @@ def test_report_of_another_folder_is_refused_before_anything_is_written(run, tmp
     assert not run.report.exists()
 
 
-def test_a_broken_log_is_named(run):
+def test_error_of_a_damaged_log_names_the_file(run):
     run.metrics.write_text('{"step": 1}\n{"step": \n', encoding="utf-8")
     with pytest.raises(UsageError, match=r"metrics\.jsonl, line \d+, is not JSON"):
         main([str(run.root)])
 
 
-def test_help_says_what_is_written(capsys):
+def test_help_names_the_file_written(capsys):
     with pytest.raises(SystemExit) as done:
         main(["--help"])
     assert done.value.code == 0
@@ -216,7 +216,7 @@ def test_help_says_what_is_written(capsys):
 
 
 @pytest.mark.slow
-def test_a_report_is_the_same_when_it_is_made_again(run):
+def test_report_is_reproducible(run):
     main([str(run.root)])
     first = {path.name: path.read_bytes() for path in [run.report, *run.chart("loss").parent.iterdir()]}
     main([str(run.root)])
@@ -236,13 +236,13 @@ def test_spaced_steps_are_even_on_a_logarithmic_scale():
     assert spaced_steps([5, 3, 3]) == [3, 5]
 
 
-def test_the_loss_beside_a_sample_is_the_last_one_measured_before_it():
+def test_loss_of_a_sample_is_the_last_one_measured_before_it():
     held = [(0, 6.9357), (100, 5.5)]
     assert [latest_loss(held, step) for step in (0, 60, 100, 250)] == ["6.936", "–", "5.500", "5.500 at 100"]
     assert latest_loss([], 10) == "–"
 
 
-def test_a_run_by_epochs_does_not_say_of_how_many_steps(run):
+def test_status_of_a_run_by_epochs_has_no_total_of_steps(run):
     resolved = read_json(run.resolved)
     write_json(run.resolved, resolved | {"trainer": resolved["trainer"] | {"max_steps": -1}})
     run.heldout.unlink()

@@ -1,4 +1,4 @@
-"""The statistics of a sweep: against sums by hand, and against noise whose size is known."""
+"""Statistics of a sweep, checked against hand computation and simulated noise."""
 
 import math
 
@@ -30,7 +30,7 @@ GRID = [("baseline", i, t) for i in SEEDS for t in SEEDS]
 # ---- by hand -----------------------------------------------------------------------------------------------------
 
 
-def test_noise_of_the_seeds_is_that_of_the_sums_by_hand():
+def test_seed_noise_equals_hand_computation():
     # Two initial weights x two training seeds: 1 3 / 4 8.
     losses = {("baseline", 1, 1): 1.0, ("baseline", 1, 2): 3.0, ("baseline", 2, 1): 4.0, ("baseline", 2, 2): 8.0}
     losses["other", 1, 1] = 100.0
@@ -41,7 +41,7 @@ def test_noise_of_the_seeds_is_that_of_the_sums_by_hand():
     assert seed_noise({("baseline", 1, 1): 1.0}) == {"init_seed": None, "seed": None, "both": None}
 
 
-def test_noise_of_the_seeds_is_that_of_the_mean_squares_of_a_two_way_layout():
+def test_seed_noise_equals_the_estimates_of_a_two_way_layout():
     rng = np.random.default_rng(0)
     grid = rng.normal(size=(3, 3))
     rows, columns, mean = grid.mean(1), grid.mean(0), grid.mean()
@@ -54,7 +54,7 @@ def test_noise_of_the_seeds_is_that_of_the_mean_squares_of_a_two_way_layout():
     assert noise["both"] == pytest.approx(math.sqrt((m_init + m_seed + m_rest) / 3))
 
 
-def test_a_difference_is_from_the_baseline_with_the_same_seeds():
+def test_difference_is_from_the_baseline_with_the_same_seeds():
     # The recipe has the two worst pairs of seeds, and is better by 0.5 all the same.
     losses = {(name, i, t): 4 + 0.1 * i + 0.2 * t for name, i, t in GRID}
     losses |= {("other", k, k): 3.5 + 0.3 * k for k in (2, 3)}
@@ -74,7 +74,7 @@ def test_a_difference_is_from_the_baseline_with_the_same_seeds():
 def test_difference_and_limits_are_those_of_scipys_paired_t_test(other, error, interval, verdict):
     baseline = [3.9204, 3.9561, 3.9265, 4.0013]
     losses = {("baseline", k, k): loss for k, loss in enumerate(baseline)}
-    losses |= {("baseline", 0, 1): 9.0, ("wild", 0, 0): 8.0, ("wild", 1, 1): 4.0}  # of no influence
+    losses |= {("baseline", 0, 1): 9.0, ("wild", 0, 0): 8.0, ("wild", 1, 1): 4.0}  # without influence
     found = compare({**losses, **{("other", k, k): loss for k, loss in enumerate(other)}})["other"]
     assert found.standard_error == pytest.approx(error, abs=1e-8)
     assert (found.value - found.decided_above, found.value + found.decided_above) == pytest.approx(interval, abs=1e-5)
@@ -82,11 +82,11 @@ def test_difference_and_limits_are_those_of_scipys_paired_t_test(other, error, i
 
 
 @pytest.mark.parametrize(("dof", "factor"), [(1, 12.706), (2, 4.303), (5, 2.571), (20, 2.086), (1000, 1.962)])
-def test_students_factor_is_that_of_the_tables(dof, factor):
+def test_student_factor_equals_published_tables(dof, factor):
     assert student_factor(dof) == pytest.approx(factor, abs=1e-3)
 
 
-def test_with_too_few_runs_nothing_is_decided():
+def test_too_few_runs_are_undecided():
     found = compare({("baseline", 1, 1): 4.0, ("other", 1, 1): 3.0})["other"]
     assert (found.value, found.standard_error, found.verdict) == (pytest.approx(-1.0), None, "undecided")
     assert compare({("other", 1, 1): 3.0}) == {}
@@ -123,8 +123,8 @@ def test_compare_gives_the_simulated_sweeps_the_verdicts_that_are_counted():
 
 @pytest.mark.parametrize("ratio", RATIOS)
 @pytest.mark.parametrize("design", [{"pairs": 2}, {"pairs": 3}, {"pairs": 2, "recipes": 2}, {"carried": 0.0}], ids=str)
-def test_recipes_of_any_scatter_get_false_verdicts_once_in_twenty(ratio, design):
-    """Neither a recipe that scatters further nor one beside it gets more or fewer: 5 % ± 4 standard errors."""
+def test_false_verdicts_are_one_in_twenty_for_any_variance(ratio, design):
+    """The rate is 5 % ± 4 standard errors for recipes with a large variance and for the others."""
     sweeps = 30_000 if design.get("recipes") == 2 else 8000
     found = false_verdicts(np.random.default_rng(3), sweeps, ratio=ratio, **design)
     for kind in ("scattering", "others"):
@@ -171,7 +171,7 @@ def sweep(tmp_path):
     return folder, recipes
 
 
-def test_the_report_is_made_of_files_and_says_what_is_larger_than_noise(sweep):
+def test_report_is_made_from_files_and_names_differences_larger_than_noise(sweep):
     folder, recipes = sweep
     shown = write_report(folder, recipes)
     results = read_json(folder.results)
@@ -201,7 +201,7 @@ def test_the_report_is_made_of_files_and_says_what_is_larger_than_noise(sweep):
     assert "burst, seeds 2 and 2, was stopped: 20 bad steps in a row." in shown
 
 
-def test_half_way_there_is_a_table_of_what_there_is(sweep):
+def test_report_of_an_unfinished_sweep_has_the_finished_runs(sweep):
     folder, recipes = sweep
     assert "no run has ended yet" in write_report(SweepFolder(folder.root / "none"), recipes)
     for _, i, t in GRID[1:]:
@@ -224,13 +224,13 @@ def test_runs_on_other_rows_are_not_compared(sweep):
         summarise(folder, recipes)
 
 
-def test_the_runs_of_a_recipe_are_not_those_of_one_whose_name_begins_alike(sweep):
+def test_runs_of_a_recipe_exclude_those_of_a_recipe_with_a_common_prefix(sweep):
     folder, _ = sweep
     assert list(folder.runs("good")) == [(1, 1), (2, 2)]
     assert folder.runs("good-i1")[2, 2].root.name == "good-i1-i2-t2"
 
 
-def test_a_run_is_stopped_if_its_last_attempt_was_and_not_by_a_full_disk(tmp_path):
+def test_run_failed_if_its_last_attempt_did_and_not_by_a_full_disk(tmp_path):
     log = tmp_path / "run.log"
     assert stopped_because(log) is None
     log.write_text("$ python train.py\nstopped: 20 bad steps in a row.\n")
@@ -243,7 +243,7 @@ def test_a_run_is_stopped_if_its_last_attempt_was_and_not_by_a_full_disk(tmp_pat
         assert stopped_because(log) is None
 
 
-def test_the_chart_has_a_dot_for_each_run_and_bears_any_result(sweep):
+def test_chart_has_a_dot_for_each_run_and_accepts_any_result(sweep):
     folder, recipes = sweep
     results = summarise(folder, recipes)
     axes = draw(results).axes[0]

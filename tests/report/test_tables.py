@@ -1,4 +1,4 @@
-"""The tables' words: one rounding, aligned, and nothing in them is markup."""
+"""Tables are rounded once, aligned and escaped."""
 
 import html
 import re
@@ -26,7 +26,7 @@ OLD = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "evaluation
 
 
 def heldout_with(**results):
-    """Results of a run on text, with these."""
+    """Return results of a run on text with these values."""
     rows = {**OLD["rows"], **results.pop("rows", {})}
     return HeldOut.from_json({"rows": rows, "made_by": OLD["made_by"], **results}, "heldout.json:")
 
@@ -38,12 +38,12 @@ def heldout_rows(heldout):
 
 
 def rendered(markdown):
-    """What a reader of GitHub sees, as HTML."""
+    """Return Markdown rendered as HTML, as on GitHub."""
     return MarkdownIt("commonmark").enable(["table", "strikethrough"]).render(markdown)
 
 
 def cells(markdown):
-    """The words in the cells of a rendered table, line by line."""
+    """Return the text of each cell of a rendered table, by row."""
     lines = re.findall(r"<tr>(.*?)</tr>", rendered(markdown), flags=re.DOTALL)
     return [[html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
 
@@ -66,7 +66,7 @@ def test_the_held_out_table_rounds_once_and_aligns():
     assert "5,000 tokens" in said
 
 
-def test_without_repeats_there_is_no_row_for_them():
+def test_table_without_overlaps_has_no_row_for_them():
     assert len(heldout_rows(heldout_with(after=MEASURES, new_text=None))[1]) == 1
     assert overlap_line(heldout_with(after=MEASURES, new_text=None)) is None
 
@@ -113,6 +113,6 @@ def test_any_text_fits_on_one_printable_line(text, width):
     assert line.isprintable()
 
 
-def test_ends_of_lines_stay_visible():
+def test_newlines_stay_visible():
     assert one_line("if x:\n\treturn\x1b[31m\u2028") == "if x:⏎␉return␛[31m·"
     assert one_line("a long sentence", 8) == "a long …"

@@ -1,4 +1,4 @@
-"""Folders, whole-or-nothing writes, and the one line a user sees."""
+"""Run folders, atomic writes, and one-line errors."""
 
 import json
 import math
@@ -25,13 +25,13 @@ json_values = st.recursive(
 
 
 @given(value=json_values)
-def test_json_comes_back_as_it_was(tmp_path_factory, value):
+def test_json_round_trip(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("json") / "value.json"
     write_json(path, value)
     assert read_json(path) == value
 
 
-def test_numbers_json_cannot_say_become_null(tmp_path):
+def test_non_finite_numbers_become_null(tmp_path):
     write_json(tmp_path / "a.json", {"loss": math.nan, "norms": [1.0, math.inf], "deep": {"x": -math.inf}})
     assert json.loads((tmp_path / "a.json").read_text()) == {"loss": None, "norms": [1.0, None], "deep": {"x": None}}
 
@@ -51,7 +51,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path):
     assert path.read_text() == "old"
 
 
-def test_a_folder_is_replaced_as_a_whole(tmp_path):
+def test_folder_is_replaced_with_its_contents(tmp_path):
     folder = tmp_path / "model"
     for content in ("first", "second"):
         with atomic_write(folder) as temporary:
@@ -60,7 +60,7 @@ def test_a_folder_is_replaced_as_a_whole(tmp_path):
     assert [p.name for p in tmp_path.rglob("*")] == ["model", "second"]
 
 
-def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path):
+def test_line_truncated_by_a_kill_is_ignored(tmp_path):
     path = tmp_path / "metrics.jsonl"
     append_jsonl(path, {"step": 1, "loss": math.inf})
     with path.open("a") as file:
@@ -69,7 +69,7 @@ def test_a_line_cut_off_by_a_kill_is_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize(("content", "words"), [(None, "does not exist"), ("{", "not valid JSON")])
-def test_an_unreadable_json_file_is_named(tmp_path, content, words):
+def test_error_of_an_unreadable_json_file_names_it(tmp_path, content, words):
     path = tmp_path / "meta.json"
     if content:
         path.write_text(content)
@@ -77,7 +77,7 @@ def test_an_unreadable_json_file_is_named(tmp_path, content, words):
         read_json(path)
 
 
-def test_results_say_how_they_were_made(tmp_path):
+def test_made_by_has_inputs_versions_and_commit(tmp_path):
     (tmp_path / "input").write_text("abc")
     made = made_by([tmp_path / "input"])
     assert made.inputs[str(tmp_path / "input")].startswith("ba7816bf8f01cfea")  # SHA-256 of "abc", FIPS 180-2
@@ -86,7 +86,7 @@ def test_results_say_how_they_were_made(tmp_path):
     assert not head or str(made.commit).startswith(head)
 
 
-def test_a_users_mistake_is_one_line_and_status_two(capsys):
+def test_usage_error_is_one_line_and_status_2(capsys):
     def main():
         raise UsageError("data/x is missing. Prepare it first.")
 
@@ -94,30 +94,30 @@ def test_a_users_mistake_is_one_line_and_status_two(capsys):
     assert capsys.readouterr().err == "error: data/x is missing. Prepare it first.\n"
 
 
-def test_a_place_that_cannot_be_written_is_one_line_too(tmp_path, capsys):
+def test_folder_that_cannot_be_written_is_a_one_line_error(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert run_command((tmp_path / "file" / "folder").mkdir) == 2
     assert capsys.readouterr().err == f"error: {tmp_path / 'file' / 'folder'}: Not a directory. Choose another place.\n"
 
 
-def test_an_error_of_our_own_keeps_its_traceback(tmp_path):
+def test_other_errors_keep_their_traceback(tmp_path):
     with pytest.raises(FileNotFoundError):
         run_command((tmp_path / "missing").read_bytes)
 
 
-def test_an_unknown_command_names_the_nearest():
+def test_error_of_an_unknown_command_names_the_nearest():
     done = subprocess.run([sys.executable, "-m", "gpt2small_hf", "prepair"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "error: prepair is not a command. Did you mean prepare?\n")
 
 
-def test_without_a_command_the_commands_are_listed():
+def test_commands_are_listed_without_arguments():
     done = subprocess.run([sys.executable, "-m", "gpt2small_hf"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "prepare" in done.stdout
 
 
 @given(st.lists(st.text(), max_size=4))
-def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
+def test_jsonl_round_trip_of_any_text(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("jsonl") / "rows.jsonl"
     rows = [{"text": text} for text in [*texts, "next line \x85, line separator \u2028"]]
     write_jsonl(path, rows)
@@ -127,7 +127,7 @@ def test_any_text_survives_a_jsonl_file(tmp_path_factory, texts):
 
 
 @pytest.mark.slow
-def test_who_has_read_enough_ends_a_command_quietly():
+def test_closed_pipe_ends_a_command_without_an_error():
     code = (
         "import sys\nfrom gpt2small_hf.errors import run_command\n"
         "sys.exit(run_command(lambda: [print('x' * 99) for _ in range(9999)]))"
@@ -156,11 +156,11 @@ with files.atomic_write(files.Path({str(path)!r})) as temporary:
     assert len([*tmp_path.iterdir()]) == 2
     with atomic_write(path) as temporary:
         temporary.mkdir()
-    assert {*tmp_path.rglob("*")} == {path, other}  # another machine's process may be at work
+    assert {*tmp_path.rglob("*")} == {path, other}  # another machine's process may still write it
 
 
 @pytest.mark.slow
-def test_folder_killed_while_it_is_replaced_is_there_again_after_the_next_write_failed(tmp_path):
+def test_folder_is_restored_after_a_kill_during_its_replacement(tmp_path):
     path = tmp_path / "model"
     path.mkdir()
     (path / "old").touch()
@@ -176,7 +176,7 @@ with files.atomic_write(files.Path({str(path)!r})) as temporary:
     assert {*tmp_path.rglob("*")} == {path, path / "old"}
 
 
-def test_files_reach_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
+def test_files_are_flushed_before_they_are_renamed(tmp_path, monkeypatch):
     flushed, fsync = [], os.fsync
 
     def record(descriptor):
@@ -192,7 +192,7 @@ def test_files_reach_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
     assert flushed[-1] == (tmp_path.stat().st_ino, True)
 
 
-def test_folder_that_cannot_be_renamed_is_filled(tmp_path, monkeypatch):
+def test_contents_of_a_folder_that_cannot_be_renamed_are_replaced(tmp_path, monkeypatch):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "one")

@@ -1,4 +1,4 @@
-"""Records: what an earlier version wrote is read, what is read is written back, wrong types are named."""
+"""Records: files of earlier versions load, unknown keys are kept, errors name wrong types."""
 
 import ast
 import json
@@ -35,7 +35,7 @@ def test_files_of_version_0_load_and_keep_all_values_when_saved(name: str, kind:
     assert again.to_json() == read_json(tmp_path / "new.json")
 
 
-def test_answers_of_version_0_load_and_a_wrong_type_is_named_with_its_line(tmp_path):
+def test_answers_of_version_0_load_and_a_type_error_names_its_line(tmp_path):
     answers, lines = Answer.load_lines(OLD_RUN / "chat/evaluation/answers.jsonl"), tmp_path / "answers.jsonl"
     assert [one.to_json() for one in answers] == read_jsonl(OLD_RUN / "chat/evaluation/answers.jsonl")
     write_jsonl(lines, [answers[0].to_json(), {**answers[1].to_json(), "ended": "no"}])
@@ -63,7 +63,7 @@ def test_unknown_keys_are_kept_and_changed_fields_written(tmp_path):
         (["model"], None, "model is None, expected object"),
     ],
 )
-def test_a_value_of_another_type_is_named_with_file_and_key(path: list[str], value: object, said: str, tmp_path):
+def test_type_error_names_file_and_key(path: list[str], value: object, said: str, tmp_path):
     told = read_json(OLD_RUN / "text/resolved.json")
     part = told
     for key in path[:-1]:
