@@ -130,8 +130,9 @@ def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None
     if arguments.process_index == 0:
         start_run(config, run, record, inputs, model, checkpoint, arguments)
     fit(trainer, run, checkpoint, stop, progress)
+    model = unsharded_model(trainer.accelerator.unwrap_model(trainer.model))  # every rank has a part of it
     if arguments.process_index == 0:
-        _finalize_or_stop(config, run, inputs, trainer)
+        _finalize_or_stop(config, run, inputs, trainer, model)
         print(f"done in {duration(time.perf_counter() - started)} · wrote {run.root}")
         print(f"next: {command('report', str(run.root))}")
 
@@ -339,9 +340,11 @@ def _out_of_memory(error: BaseException) -> str:
     )
 
 
-def _finalize_or_stop(config: RunConfig, run: RunFolder, inputs: RunInputs, trainer: CausalLMTrainer) -> None:
-    """Call `finalize` with the trained model. Raises: RunStoppedError if the disk is full."""
-    model = merge_adapter(unsharded_model(trainer.accelerator.unwrap_model(trainer.model)), run)
+def _finalize_or_stop(
+    config: RunConfig, run: RunFolder, inputs: RunInputs, trainer: CausalLMTrainer, model: Any
+) -> None:
+    """Call `finalize` with the trained model, without adapters. Raises: RunStoppedError if the disk is full."""
+    model = merge_adapter(model, run)
     best, last_step = trainer.state.best_model_checkpoint, trainer.state.global_step
     step = number_of(Path(best)) if trainer.args.load_best_model_at_end and best else last_step
     try:

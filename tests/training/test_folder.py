@@ -283,7 +283,7 @@ sys.exit(run_command(lambda: run_train({words!r})))
         ("gpt2small_hf.data.corpus.prepare.SplitWriter", 2),
         ("gpt2small_hf.training.run.start_folder", 2),
         ("gpt2small_hf.training.callbacks.complete", 3),  # the first sample
-        ("gpt2small_hf.training.trainer.not_finite", 3),  # the checkpoint
+        ("gpt2small_hf.training.checkpointing.not_finite", 3),  # the checkpoint
         ("gpt2small_hf.training.finalize.save_model", 3),
         ("gpt2small_hf.training.finalize.run_tasks", 3),
         ("gpt2small_hf.training.finalize.draw_charts", 3),

@@ -20,7 +20,7 @@ from gpt2small_hf.errors import RunInterruptedError, UsageError, run_command
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
-from gpt2small_hf.training import callbacks, run
+from gpt2small_hf.training import callbacks, finalize
 from gpt2small_hf.training.checkpoint_files import is_complete
 from gpt2small_hf.training.resume import device_notice, differences
 from gpt2small_hf.training.trainer import CausalLMTrainer
@@ -53,8 +53,8 @@ KILLS = {
     "between epochs": (2, CausalLMTrainer, "_run_epoch"),
     "before older checkpoints are removed": (4, CausalLMTrainer, "_rotate"),
     "before the closing line": (1, CausalLMTrainer, "_finalize_training"),
-    "after training, before the model is saved": (1, run, "save_model"),
-    "before the held-out result": (1, run, "seen_in_training"),
+    "after training, before the model is saved": (1, finalize, "save_model"),
+    "before the held-out result": (1, finalize, "save_results"),
 }
 
 
