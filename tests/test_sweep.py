@@ -132,20 +132,18 @@ def test_repeated_sweep_skips_finished_runs_and_refuses_changed_recipes(swept, m
     # Neither comments nor how often is logged or saved decide what is learned, as train.py sees it on resume.
     hot.write_text(was.replace("# Shows:   a", "# Shows:   some") + "logging_steps: 4\nsave_steps: 2\n")
     main(words)
-    assert "6 runs of 2 recipes, 0 of them to do" in capfd.readouterr().out
+    assert "6 runs of 2 recipes, 0 of them not finished" in capfd.readouterr().out
     assert finished(place) == before
 
     hot.write_text(was + "eval_strategy: epoch\n")  # with dropout, an evaluation changes what is drawn
-    with pytest.raises(UsageError, match="with another recipe or text than now: hot-i1-t1, hot-i2-t2"):
+    with pytest.raises(UsageError, match="with another recipe or text: hot-i1-t1, hot-i2-t2"):
         main(words)
     hot.write_text(was.replace("0.03", "0.02"))
-    with pytest.raises(
-        UsageError, match=r"with another recipe or text than now: hot-i1-t1, hot-i2-t2\. Do these again"
-    ):
+    with pytest.raises(UsageError, match=r"with another recipe or text: hot-i1-t1, hot-i2-t2\. Repeat them"):
         main(words)
     assert finished(place) == before
     main([*words, "--overwrite"])
-    assert "2 of them to do" in capfd.readouterr().out
+    assert "2 of them not finished" in capfd.readouterr().out
     after = finished(place)
     assert {name for name in after if after[name] != before[name]} == {"hot-i1-t1", "hot-i2-t2"}
 
@@ -165,7 +163,7 @@ def test_killed_sweep_resumes_and_ends_with_the_same_weights(swept, tmp_path):
             break
         assert "error: another sweep, or a run that one began, is at work in runs/ladder." in err
         time.sleep(0.5)
-    assert "4 runs of 1 recipes, 2 of them to do" in out
+    assert "4 runs of 1 recipes, 2 of them not finished" in out
     theirs = finished(swept[0])
     assert finished(tmp_path) == {name: theirs[name] for name in ALL_RUNS if "hot" not in name}
 
@@ -181,7 +179,7 @@ def test_signal_stops_a_sweep_after_its_runs_are_saved(tmp_path, number):
     process.send_signal(number)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 128 + number
-    assert err.splitlines()[-1] == f"interrupted: {number.name}. The same command goes on with what is left."
+    assert err.splitlines()[-1] == f"interrupted: {number.name}. Run the same command to resume."
     for log in logs:
         assert log.read_text().splitlines()[-1].startswith("interrupted: SIGTERM; saved runs/ladder/baseline-i1-t")
     assert "no run has ended yet" in out
@@ -196,12 +194,12 @@ def test_a_run_that_does_not_learn_is_a_result_and_one_that_fails_ends_the_sweep
     process = start(tmp_path, *words)
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert "hot-i1-t1  stopped: 3 bad steps in a row" in out
+    assert "hot-i1-t1  stopped: 3 steps in a row were skipped" in out
     row = read_json(tmp_path / "runs/ladder/sweep.json")["recipes"][-1]
     assert (row["recipe"], row["verdict"], row["heldout_loss"]) == ("hot", "stopped", None)
-    assert "3 bad steps in a row" in row["stopped"][0]["because"]
+    assert "3 steps in a row were skipped" in row["stopped"][0]["because"]
     process = start(tmp_path, *words)
-    assert "0 of them to do" in process.communicate()[0]
+    assert "0 of them not finished" in process.communicate()[0]
 
     (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").unlink()
     (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").mkdir()  # nothing can be logged there

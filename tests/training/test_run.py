@@ -423,4 +423,4 @@ def test_divergence_is_named_in_the_run_its_report_and_card_and_refused_by_push(
     with pytest.raises(UsageError, match="--allow_worse_than_base"):
         publish(push_arguments([str(run.checkpoints / "checkpoint-20"), "--dry_run"]))
     publish(push_arguments(["runs/short", "--dry_run", "--allow_worse_than_base"]))
-    assert escaped(worse) in (run.staged / "README.md").read_text(encoding="utf-8")
+    assert f"{worse.partition(':')[0]}: the model is worse" in (run.staged / "README.md").read_text(encoding="utf-8")

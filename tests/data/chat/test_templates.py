@@ -567,7 +567,7 @@ def test_a_template_that_a_model_cannot_learn_from_is_one_line(template: str, me
 def test_a_template_that_does_not_end_is_one_line():
     code = """
 import sys
-from gpt2small_hf.data.chat.templates import templates as chat
+from gpt2small_hf.data.chat import templates as chat
 from gpt2small_hf.errors import run_command
 chat.RENDER_SECONDS = 1
 endless = "{% for a in range(9**5) %}{% for b in range(9**5) %}{% endfor %}{% endfor %}"
