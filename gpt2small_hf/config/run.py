@@ -29,15 +29,15 @@ class RunArguments:
     resume: str = field(
         default="auto",
         metadata={
-            "help": "Where to go on with a run that is in the run folder: `auto`, at its newest whole checkpoint, if "
-            "its settings are these; a checkpoint's folder; or `never`."
+            "help": "Checkpoint to resume from: `auto`, the latest complete one in the run folder, if its settings are "
+            "the same; the folder of a checkpoint; or `never`."
         },
     )
     branch_from: Path | None = field(
         default=None,
         metadata={
-            "help": "A checkpoint of another run, from its stable phase: this run goes on there with the same settings "
-            "and brings the learning rate down by --max_steps (as the end of warmup_stable_decay)."
+            "help": "Checkpoint from the stable phase of another run with the same settings. This run starts there and "
+            "decays the learning rate to its end at --max_steps, as warmup_stable_decay does."
         },
     )
     init_from: str | None = field(
@@ -62,9 +62,9 @@ class RunArguments:
         metadata={
             "help": "How documents become training rows. stream (unset): one after the other, cut where a row is full. "
             "bos_bestfit: each row begins with a document, what fits nowhere is cropped. isolate: as stream, but "
-            "documents do not see each other. Held-out rows are always cut from the stream. Of chats: best_fit, "
-            "several whole ones to a row, which do not see each other; padding, one to a row; unset, padding if packed "
-            "rows would give fewer than 10 steps an epoch."
+            "documents do not see each other. Held-out rows are always cut from the stream. Chat runs only: "
+            "best_fit puts several whole chats in a row, which do not see each other; padding one. Unset: padding if "
+            "packed rows would give fewer than 10 steps per epoch, else best_fit."
         },
     )
     tokens: int | None = field(
@@ -110,8 +110,8 @@ class RunArguments:
     early_stopping_patience: int | None = field(
         default=None,
         metadata={
-            "help": "Stop when the held-out loss was not the lowest so many times in a row, and keep the checkpoint "
-            "where it was: with 1, as soon as it rises. Needs --load_best_model_at_end."
+            "help": "Early stopping: stop after this number of evaluations in a row without a new lowest held-out "
+            "loss, and keep the best checkpoint. Needs --load_best_model_at_end."
         },
     )
     lora_rank: int | None = field(

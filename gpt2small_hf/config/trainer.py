@@ -127,7 +127,9 @@ class TrainerSettings(DeclaredTrainingArguments):
                 "and an --eval_steps that divides --save_steps."
             )
         if self.resume_from_checkpoint:
-            raise UsageError("--resume_from_checkpoint is --resume here, and a run goes on by itself.")
+            raise UsageError(
+                "--resume_from_checkpoint is --resume here; without it, a run resumes from its newest checkpoint."
+            )
         if self.auto_find_batch_size:
             raise UsageError("--auto_find_batch_size would change the rows a step. --find_batch_size keeps them.")
         for name, least in _AT_LEAST.items():

@@ -126,7 +126,7 @@ class Faults:
         self._faults.append(Fault(method, path, times, after, lambda handler: handler.drain() or answer))
 
     def drop(self, path: str, method: str | None = None, after_bytes: int = 0, times: int = 1, after: int = 0) -> None:
-        """Read so many bytes of the request's body, do nothing, and close the line."""
+        """Read this number of bytes of the request's body, do nothing, and close the line."""
         self._faults.append(Fault(method, path, times, after, lambda handler: handler.drain(after_bytes, hang_up=True)))
 
     def drop_answer(self, path: str, method: str | None = None, times: int = 1, after: int = 0) -> None:
