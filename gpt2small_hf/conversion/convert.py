@@ -125,11 +125,11 @@ def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:
     if not found or any(is_leftover(path, of=dst.resolve()) for path in found):  # empty, or filled in part
         return
     if src is not None and src.resolve().is_relative_to(dst.resolve()):
-        raise UsageError(f"{dst} holds the model to convert. Name another folder.")
+        raise UsageError(f"{dst} contains the model to convert. Name another folder.")
     if not overwrite:
         raise UsageError(f"{dst} exists. Name another folder, or replace it with --overwrite.")
     if not (dst / "config.json").is_file():  # a slip of the hand must not cost a home folder
-        raise UsageError(f"{dst} is not a model folder, so --overwrite leaves it alone. Name another folder.")
+        raise UsageError(f"{dst} is not a model folder, so --overwrite does not replace it. Name another folder.")
 
 
 def describe(source: Source) -> str:

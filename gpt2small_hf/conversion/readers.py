@@ -123,7 +123,9 @@ def fetch(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns="*/*"))
     except (OSError, ValueError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(f"it is no file or folder here, and the Hub gave no model of that name ({reason})") from None
+        raise ValueError(
+            f"it is not a local file or folder, and the Hub returned no model of that name ({reason})"
+        ) from None
 
 
 def read(path: Path, settings_path: Path | None = None) -> Source:
@@ -135,7 +137,7 @@ def read(path: Path, settings_path: Path | None = None) -> Source:
     """
     folder = path if path.is_dir() else path.parent
     if settings_path is not None and path.suffix == ".pt":
-        raise ValueError("a ckpt.pt carries its own settings; leave --config out")
+        raise ValueError("a ckpt.pt contains its own settings; leave --config out")
     beside = (folder / "config.json", folder / "model.json")
     settings_path = settings_path or next((file for file in beside if file.is_file()), None)
     if settings_path is None and (folder / "ckpt.pt").is_file() and path.is_dir():
@@ -143,10 +145,10 @@ def read(path: Path, settings_path: Path | None = None) -> Source:
     if path.suffix == ".pt" and path.is_file():
         return _read_nanogpt(path)
     if settings_path is None and path.suffix == ".safetensors":
-        raise ValueError("no config.json or model.json lies beside it; name its settings: --config model.json")
+        raise ValueError("its folder has no config.json or model.json; name its settings: --config model.json")
     if settings_path is None:
         raise ValueError(
-            "it is no model: expected config.json or model.json beside *.safetensors, or nanoGPT's ckpt.pt"
+            "it is not a model: expected config.json or model.json next to *.safetensors, or nanoGPT's ckpt.pt"
         )
     return _read_described(folder, read_safetensors(path), settings_path)
 
@@ -196,7 +198,7 @@ def _read_nanogpt(path: Path) -> Source:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         code = re.search(r"GLOBAL (\S+)", str(error))  # PyTorch's own message tells how to run it all the same
         raise ValueError(
-            f"it is not a file of plain tensors{f' but also holds {code[1]}' if code else ''}. If it is a checkpoint "
+            f"it is not a file of plain tensors{f' but contains {code[1]}' if code else ''}. If it is a checkpoint "
             'you trust, keep only its weights: torch.save({k: saved[k] for k in ("model", "model_args")}, "ckpt.pt")'
         ) from None
     weights, settings = (saved.get(name) if isinstance(saved, dict) else None for name in ("model", "model_args"))
@@ -235,7 +237,7 @@ def read_safetensors(path: Path) -> Weights:
         except FileNotFoundError:
             raise ValueError(f"it has no {file.name}; pickled weights (*.bin, *.pth) are not opened") from None
         except SafetensorError as error:
-            raise ValueError(f"{file.name} is not a whole safetensors file ({error})") from None
+            raise ValueError(f"{file.name} is not a complete safetensors file ({error})") from None
     return weights
 
 
@@ -245,5 +247,5 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{path.name} cannot be read as JSON ({error})") from None
     if not isinstance(settings, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
+        raise ValueError(f"{path.name} is not a JSON object")
     return settings

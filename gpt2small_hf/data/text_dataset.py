@@ -105,7 +105,9 @@ class TextDataset(RowDataset):
             for an unknown packing.
         """
         if packing not in PACKINGS:
-            raise UsageError(f"there is no packing {packing!r}. Set --packing to one of {', '.join(PACKINGS)}.")
+            raise UsageError(
+                f"packing is {packing!r}, which is unknown. Set --packing to one of {', '.join(PACKINGS)}."
+            )
         folder = Path(folder)
         meta = read_meta(folder)
         check_complete(folder, meta)
@@ -302,4 +304,4 @@ def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
         documents = np.memmap(path, OFFSET, "r")
         if documents[0] == 0 and documents[-1] == counts["tokens"] and (documents[1:] > documents[:-1]).all():
             return documents
-    raise UsageError(f"{path} does not say where the {counts['documents']:,} documents start. {DAMAGED}")
+    raise UsageError(f"{path} is not a valid list of the starts of {counts['documents']:,} documents. {DAMAGED}")

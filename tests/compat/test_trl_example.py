@@ -237,7 +237,10 @@ LINES = {
     "empty.jsonl": (b'{"messages": []}', "line 3 has no turns."),
     "silent.jsonl": (b'{"messages": [{"role": "user", "content": null}]}', "line 3, turn 1: 'content' is null"),
     "role.jsonl": (b'{"messages": [{"role": "robot", "content": "Hello"}]}', "line 3, turn 1 has the role 'robot'"),
-    "first.jsonl": (b'{"messages": [{"role": "assistant", "content": "Hello"}]}', "speaks before the user"),
+    "first.jsonl": (
+        b'{"messages": [{"role": "assistant", "content": "Hello"}]}',
+        "is an assistant turn without a user turn",
+    ),
 }
 
 

@@ -455,11 +455,11 @@ def a_broken_source(tmp_path, kind):
         return src, "has no model.safetensors; pickled weights"
     if kind == "not safetensors":
         (src / "model.safetensors").write_bytes(b"PK\x03\x04 and so on")
-        return src, "model.safetensors is not a whole safetensors file"
+        return src, "model.safetensors is not a complete safetensors file"
     if kind == "cut off":
         whole = (src / "model.safetensors").read_bytes()
         (src / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-        return src, "model.safetensors is not a whole safetensors file"
+        return src, "model.safetensors is not a complete safetensors file"
     if kind == "not JSON":
         (src / "model.json").write_text("{")
         return src, "model.json cannot be read as JSON"
@@ -493,7 +493,7 @@ def a_broken_source(tmp_path, kind):
     path = tmp_path / "ckpt.pt"
     if kind == "pickled code":
         torch.save({"model": {}, "model_args": {}, "config": timedelta(1)}, path)
-        return path, "not a file of plain tensors but also holds datetime.timedelta"
+        return path, "not a file of plain tensors but contains datetime.timedelta"
     if kind == "bare pickle":
         path.write_bytes(pickle.dumps({"model": subprocess.Popen}))
         return path, "not a file of plain tensors"
@@ -526,7 +526,7 @@ def test_a_bad_source_is_one_line_and_leaves_nothing_behind(tmp_path, kind):
 
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_refused(tmp_path):
     with pytest.raises(
-        UsageError, match="no-such/model cannot be converted: it is no file or folder here, and the Hub"
+        UsageError, match="no-such/model cannot be converted: it is not a local file or folder, and the Hub"
     ):
         convert("no-such/model", tmp_path / "out", "gpt2small")
 
@@ -540,7 +540,7 @@ def test_the_destination_is_replaced_only_when_asked_and_only_if_it_is_a_model(t
     convert(src, out, "gpt2small", overwrite=True)
     assert json.loads((out / "config.json").read_text())["model_type"] == "gpt2small"
     for holder in (out, tmp_path):
-        with pytest.raises(UsageError, match="holds the model to convert"):
+        with pytest.raises(UsageError, match="contains the model to convert"):
             convert(str(out), holder, "gpt2", overwrite=True)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").touch()
@@ -662,7 +662,7 @@ def test_a_checkpoint_is_a_source_and_a_run_without_a_model_says_so(tiny_run, tm
 
 
 def test_settings_that_lie_elsewhere_are_named_and_the_next_command_runs(tmp_path, capsys):
-    """A checkpoint of the reference series lies in a folder of its own, its model.json above it."""
+    """A checkpoint of the reference series has its own folder, and model.json is in the parent folder."""
     expected = write_reference(tmp_path / "run")
     weights, settings = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "model.json"
     settings.rename(tmp_path / "run.json")
@@ -677,7 +677,7 @@ def test_settings_that_lie_elsewhere_are_named_and_the_next_command_runs(tmp_pat
 
 def test_settings_are_not_taken_beside_a_checkpoint_that_carries_its_own(tmp_path):
     write_nanogpt(tmp_path / "ckpt.pt")
-    with pytest.raises(UsageError, match="carries its own settings; leave --config out"):
+    with pytest.raises(UsageError, match="contains its own settings; leave --config out"):
         convert(str(tmp_path / "ckpt.pt"), tmp_path / "out", "gpt2", settings=tmp_path / "model.json")
 
 

@@ -1,4 +1,4 @@
-"""`data/chat_dataset.py`: which conversations are kept, what of them stands in which row, and that packing is exact."""
+"""`data/chat_dataset.py`: conversations kept, contents of each row, exact packing."""
 
 import copy
 import json

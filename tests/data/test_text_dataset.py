@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def articles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set of eighty documents, no two alike, of a few tokens to some hundred, in several small shards."""
+    """Eighty different documents, of a few to a few hundred tokens, in several small shards."""
     place = tmp_path_factory.mktemp("articles")
     texts = [f"{n} " + f"and {n} again, " * (n * n % 41) for n in range(80)]
     (place / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -130,7 +130,7 @@ def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=r"is not a prepared set \(it has no meta\.json\)"):
         read_meta(tmp_path)
     DataFolder(tmp_path / "half").unfinished().root.mkdir()
-    with pytest.raises(UsageError, match=r"half is not finished: .* The same command finishes it"):
+    with pytest.raises(UsageError, match=r"half is not finished: .* Run the same command again to finish it"):
         TextDataset(tmp_path / "half", "train", 8)
     with pytest.raises(UsageError, match=r"has no test split \(it has train, validation\)"):
         TextDataset(folder, "test", 8)
@@ -142,7 +142,7 @@ def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
             (tmp_path / path.name).write_bytes(path.read_bytes())
     last = tmp_path / read_meta(folder)["splits"]["train"]["files"][-1]
     last.write_bytes(last.read_bytes()[:-2])
-    with pytest.raises(UsageError, match=r"the train files of .* meta\.json says .* damaged or copied in part"):
+    with pytest.raises(UsageError, match=r"train files of .* have .* meta\.json records .* damaged or copied in part"):
         TextDataset(tmp_path, "train", 8)
 
 
@@ -151,7 +151,8 @@ def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
 
 def test_an_unknown_packing_is_refused_with_those_there_are(folder: Path):
     with pytest.raises(
-        UsageError, match=r"no packing 'bestfit'\. Set --packing to one of stream, bos_bestfit, isolate"
+        UsageError,
+        match=r"packing is 'bestfit', which is unknown\. Set --packing to one of stream, bos_bestfit, isolate",
     ):
         TextDataset(folder, "train", 8, packing="bestfit")
 
@@ -381,7 +382,9 @@ def test_a_list_of_documents_that_does_not_fit_is_refused(copied: Path, damage):
         starts.tofile(DataFolder(copied).documents("train"))
     else:
         damage(DataFolder(copied).documents("train"))
-    with pytest.raises(UsageError, match=r"train-documents\.bin does not say where the .* documents start\. .*damaged"):
+    with pytest.raises(
+        UsageError, match=r"train-documents\.bin is not a valid list of the starts of .* documents\. .*damaged"
+    ):
         TextDataset(copied, "train", 64, packing="bos_bestfit")
     assert len(TextDataset(copied, "train", 64)) > 0  # which does not need it
 

@@ -327,7 +327,7 @@ def test_a_file_is_refused_with_the_reason(run):
 
 def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(run):
     with pytest.raises(
-        UsageError, match=r"^runs/short/charts cannot be converted: it is no model: expected config\.json"
+        UsageError, match=r"^runs/short/charts cannot be converted: it is not a model: expected config\.json"
     ):
         find_source(run.root / "charts")
     assert list(Path("runs").iterdir()) == [run.root]

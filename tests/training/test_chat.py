@@ -613,10 +613,10 @@ def test_init_from_refuses_a_folder_of_another_model(place, tmp_path):
     [
         (
             '{"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}',
-            "two user turns in a row",
+            "two consecutive user turns",
         ),
         ('{"messages": [{"role": "bot", "content": "a"}]}', "has the role 'bot'"),
-        ('{"question": "a", "answer": "b"}', "no known shape"),
+        ('{"question": "a", "answer": "b"}', "match no known format"),
         ('{"messages": [{"role": "user", "conte', "is not JSON"),
         ("", "is empty"),
     ],
@@ -632,7 +632,7 @@ def test_invalid_chats_are_refused_before_the_model_loads(place, tmp_path, row, 
     assert says in said
     assert str(bad) in said
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert "does not mark what the assistant says" in refused(place, "--init_from", str(base), "--template", template)
+    assert "does not mark the assistant's answers" in refused(place, "--init_from", str(base), "--template", template)
 
 
 @pytest.mark.slow

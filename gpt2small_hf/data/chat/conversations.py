@@ -60,7 +60,7 @@ def read_conversations(
     found = {"train": [place for place in places if place.split == "train"]}
     if not found["train"]:
         raise UsageError(
-            f"{', '.join(train)}: only files named validation are there, so there is nothing to learn from. "
+            f"{', '.join(train)}: only files named validation were found, so there is nothing to train on. "
             "Name files of chats, or the folder with --validation_data."
         )
     if validation is not None:
@@ -82,9 +82,9 @@ def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Con
     different = sorted(set(keys))
     n = round(fraction * len(different)) or 1
     if len(different) < 2:
-        reason = "all conversations are the same" if len(keys) > 1 else "there is one conversation alone"
+        reason = "all conversations are the same" if len(keys) > 1 else "there is only one conversation"
         raise UsageError(
-            f"nothing is left to measure on: {reason}. Name some with --validation_data, or hold out none with "
+            f"no validation split can be made: {reason}. Name files with --validation_data, or disable it with "
             "--validation_fraction 0 --eval_strategy no."
         )
     chosen = set(different[: min(n, len(different) - 1)])
@@ -117,7 +117,9 @@ def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, i
     rows, pinned = read_rows(place)
     rows = rows[place.rows]
     if not rows:
-        raise UsageError(f"{place.name} has no rows{' in that slice' if place.rows != ALL else ''}. Name other ones.")
+        raise UsageError(
+            f"{place.name} has no rows{' in that slice' if place.rows != ALL else ''}. Name other rows or another file."
+        )
     chats, shapes, first_error, n_bad = [], Counter[str](), None, 0
     for where, row in rows:
         try:

@@ -49,10 +49,10 @@ def find_places(name: str) -> list[Place]:
     if path.exists():
         if path.suffix.lower() not in SUFFIXES:
             raise UsageError(
-                f"{base} is not .jsonl, .json or .parquet. Chats have one row each; plain text is trained on by --text."
+                f"{base} is not .jsonl, .json or .parquet. Chats need one row each; for plain text use --text."
             )
         if path.stat().st_size == 0:
-            raise UsageError(f"{base} is empty. Leave it out or fill it.")
+            raise UsageError(f"{base} is empty. Leave it out.")
         return [Place(base, "train", rows)]
     if "*" in base or "?" in base:
         found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
@@ -123,7 +123,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         rows = pyarrow.parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:  # OSError: it ends as such a file does, but is broken before
-        raise UsageError(f"{path} is not a Parquet file ({first_line(error)}). Make it again.") from None
+        raise UsageError(f"{path} is not a Parquet file ({first_line(error)}). Create it again.") from None
     return ((f"{path}, row {number:,}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -140,7 +140,7 @@ def _hub_rows(name: str) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
         rows = datasets.load_dataset(dataset, split=split or "train", revision=revision)
     except (ConnectionError, TimeoutError) as error:
         raise UsageError(
-            f"{dataset} is no file here, and the Hub could not be reached for it ({first_line(error)}). "
+            f"{dataset} is not a local file, and the Hub could not be reached ({first_line(error)}). "
             "Check the spelling, or name files: --chat_data chats.jsonl"
         ) from None
     except (OSError, ValueError, RuntimeError) as error:

@@ -38,7 +38,7 @@ def detect_format(row: Any, where: str) -> str:
     for name, shape in CHAT_FORMATS.items():
         if shape.fits(row):
             return name
-    raise UsageError(f"{where} has the fields {names(row)}, which is no known shape. {KNOWN}")
+    raise UsageError(f"{where} has the fields {names(row)}, which match no known format. {KNOWN}")
 
 
 def _from_messages(row: dict[str, Any], where: str) -> list[Message]:
@@ -111,9 +111,9 @@ def _turns(
     turns: Any, where: str, role_key: str, content_key: str, roles: dict[str, str] | None = None
 ) -> list[Message]:
     if isinstance(turns, str):
-        raise UsageError(f"{where}: the turns are a text, not a list of turns. Write them as a list.")
+        raise UsageError(f"{where}: the turns are a string, not a list. Write them as a list.")
     if not isinstance(turns, list) or not turns:
-        raise UsageError(f"{where} has no turns. Remove the row, or fill it.")
+        raise UsageError(f"{where} has no turns. Remove the row, or add turns.")
     messages = []
     for number, turn in enumerate(turns, start=1):
         here = f"{where}, turn {number}"
@@ -122,9 +122,13 @@ def _turns(
             raise UsageError(f"{here} needs {role_key!r} and {content_key!r}; it has {has}. Correct the row.")
         role = turn[role_key]
         if role in ("tool", "function", "observation", "function_call", "ipython") or turn.get("tool_calls"):
-            raise UsageError(f"{here} is of a tool ({role}), and a model is taught no tools here. Remove such rows.")
+            raise UsageError(
+                f"{here} is a tool call or result (role {role}), which is not supported. Remove such rows."
+            )
         if turn.get("weight") == 0:
-            raise UsageError(f"{here} has weight 0: turns are all learned alike. Remove it, or see --loss_on last.")
+            raise UsageError(
+                f"{here} has weight 0, but weights per turn are not supported. Remove it, or see --loss_on last."
+            )
         role = (roles or {}).get(str(role), role)
         messages.append({"role": role, "content": read_text(turn[content_key], here, content_key)})
     return messages
@@ -135,7 +139,7 @@ def read_text(value: Any, where: str, column: str) -> str:
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str):
         kind = "null" if value is None else f"of type {type(value).__name__}"
-        raise UsageError(f"{where}: {column!r} is {kind}, not text. Correct or remove the row.")
+        raise UsageError(f"{where}: {column!r} is {kind}, not a string. Correct or remove the row.")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, UTF-8 cannot
@@ -159,13 +163,13 @@ def validate_messages(messages: Iterable[Message], where: str) -> None:
     for number, message in enumerate(messages, start=1):
         role, here = message["role"], f"{where}, turn {number}"
         if role not in ("system", "user", "assistant"):
-            raise UsageError(f"{here} has the role {role!r}; a turn is of system, user or assistant. Rename it.")
+            raise UsageError(f"{here} has the role {role!r}; allowed are system, user and assistant. Rename it.")
         if role == "system" and number > 1:
             raise UsageError(f"{here} is a system turn, which can only be the first. Move or remove it.")
         if role == "assistant" and before in (None, "system"):
-            raise UsageError(f"{here}: the assistant speaks before the user. Remove its turn, or the row.")
+            raise UsageError(f"{here} is an assistant turn without a user turn before it. Remove the turn, or the row.")
         if role == before:
-            raise UsageError(f"{here}: two {role} turns in a row. Join them, or remove the row.")
+            raise UsageError(f"{here}: two consecutive {role} turns. Join them, or remove the row.")
         before = role
     if before == "system":
-        raise UsageError(f"{where} is a system turn alone. Remove the row.")
+        raise UsageError(f"{where} has only a system turn. Remove the row.")

@@ -63,7 +63,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     said = [text[start:end] for start, end in spans]
     if len(said) != 2 or "Answer" not in said[0] or "Reply" not in said[1]:
         raise UsageError(
-            "the chat template's {% generation %} marks do not hold each answer of the assistant. "
+            "the chat template's {% generation %} marks do not enclose each answer of the assistant. "
             "Put them around its content and end token, inside the loop over messages."
         )
     encoded = encode(tokenizer, [chat])[0]
@@ -78,7 +78,7 @@ def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     if not set(stops) <= set(special):
         marker = said[0].partition("Answer")[2].strip() or "nothing"
         raise UsageError(
-            f"in the chat template an answer ends with {marker}, which is no token of its own, so a model cannot learn "
+            f"in the chat template an answer ends with {marker}, which is not a single token, so a model cannot learn "
             "to stop. Pass --add_special_tokens, or end answers with {{ eos_token }} inside {% generation %}."
         )
     rest = said[0].replace("Answer", "", 1).strip()
@@ -90,13 +90,13 @@ def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     if not text[: spans[0][1]].startswith(prompt) or text[len(prompt) : spans[0][0]].strip():
         raise UsageError(
             f"the chat template asks for an answer with {prompt[-24:]!r}, but in training "
-            f"{text[: spans[0][0]][-24:]!r} stands before it. Make add_generation_prompt write the same."
+            f"{text[: spans[0][0]][-24:]!r} precedes it. Make add_generation_prompt write the same."
         )
     asked = encode(tokenizer, [chat[:1]], add_generation_prompt=True)[0].input_ids.tolist()
     if encoded.input_ids[: len(asked)].tolist() != asked:
         raise UsageError(
             f"the chat template asks for an answer with {prompt[-24:]!r}, whose end is another token in training, "
-            "joined to the answer. Let the prompt end before that space, and {% generation %} begin with it."
+            "joined to the answer. End the prompt before that space, and begin {% generation %} with it."
         )
     _check_beginning(tokenizer, source, encoded.input_ids)
     return stops
@@ -108,7 +108,7 @@ def _check_beginning(tokenizer: PreTrainedTokenizerFast, source: str, ids: np.nd
     if wanted and (bos is None or ids[0] != bos):
         raise UsageError(
             "the chat template begins with bos_token, but a conversation does not begin with it: "
-            + ("the tokenizer has none. " if bos is None else "something stands before it. ")
+            + ("the tokenizer has none. " if bos is None else "it is preceded by other text. ")
             + "Write {{ bos_token }} first, and give the tokenizer one, or leave it out of the template."
         )
     if bos is None:

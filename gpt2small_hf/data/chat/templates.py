@@ -79,19 +79,19 @@ def find_template(template: str | None, tokenizer: PreTrainedTokenizerFast) -> s
             ) from None
     else:
         raise UsageError(
-            f"--template {template} is neither a name ({', '.join(TEMPLATES)}) nor a file nor Jinja. Give one of these."
+            f"--template {template} is neither a name ({', '.join(TEMPLATES)}) nor a file nor Jinja. Pass one."
         )
     try:
         within(RENDER_SECONDS, lambda: render_jinja_template([[{"role": "user", "content": ""}]], chat_template=source))
     except jinja2.TemplateSyntaxError as error:
-        raise UsageError(f"the chat template is no Jinja: {' '.join(str(error).split())}. Correct it.") from None
+        raise UsageError(f"the chat template is not valid Jinja: {' '.join(str(error).split())}. Correct it.") from None
     except TimeoutError:
         raise UsageError(f"the chat template takes more than {RENDER_SECONDS} s for a chat. Correct it.") from None
     except Exception:  # any that the template's own code raises
         pass  # it may well want another chat or the tokenizer's tokens; `stop_tokens` tries that
     if not GENERATION.search(source):
         raise UsageError(
-            "the chat template does not mark what the assistant says, so it is not known what to learn. Put "
-            "{% generation %} before an answer and {% endgeneration %} after its end token, or take --template chatml."
+            "the chat template does not mark the assistant's answers, so the loss mask is unknown. Put "
+            "{% generation %} before an answer and {% endgeneration %} after its end token, or use --template chatml."
         )
     return source

@@ -49,7 +49,7 @@ class Holdout:
             self.tails = True
         elif len(sizes) < 2:
             raise UsageError(
-                f"all {n_documents:,} documents begin alike, so none can be held out. "
+                f"all {n_documents:,} documents have the same beginning, so none can be held out. "
                 "Name other files with --validation_text, or pass --validation_fraction 0."
             )
         elif n_documents == limit:

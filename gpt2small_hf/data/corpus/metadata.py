@@ -27,7 +27,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
             raise UsageError(f"{data.meta} was not written by prepare. Name another folder.")
         return meta
     if data.unfinished().root.exists():
-        raise UsageError(f"{folder} is not finished: its preparation was stopped. The same command finishes it.")
+        raise UsageError(
+            f"{folder} is not finished: its preparation was stopped. Run the same command again to finish it."
+        )
     what = "is not a prepared set (it has no meta.json)" if data.root.exists() else "does not exist"
     raise UsageError(f"{folder} {what}. Make one: {command('prepare', '--text', 'FILES', '--output_dir', str(folder))}")
 
@@ -46,8 +48,8 @@ def check_complete(folder: Path, meta: dict[str, Any]) -> None:
         found = sum(path.stat().st_size for path in paths) // width
         if found != counts["tokens"]:
             raise UsageError(
-                f"the {split} files of {folder} hold {found:,} tokens, meta.json says {counts['tokens']:,}. {DAMAGED}"
+                f"{split} files of {folder} have {found:,} tokens, meta.json records {counts['tokens']:,}. {DAMAGED}"
             )
     tokenizer = DataFolder(Path(folder)).tokenizer
     if not (tokenizer / "tokenizer.json").is_file():
-        raise UsageError(f"{tokenizer} holds no tokenizer.json. {DAMAGED}")
+        raise UsageError(f"{tokenizer} has no tokenizer.json. {DAMAGED}")

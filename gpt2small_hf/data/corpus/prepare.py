@@ -126,7 +126,7 @@ def build(
             made.save_pretrained(temporary)
     encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids
     if args.trains_tokenizer and encoder.vocab_size < args.new_vocab_size:
-        log(f"the text has enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}.")
+        log(f"the text is enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}.")
     dtype = np.dtype("<u2" if encoder.vocab_size <= 1 << 16 else "<u4")
     documents = chain(
         holdout.split(documents_of(sources["train"])),
@@ -151,7 +151,7 @@ def build(
         for split, writer in writers.items():
             if not writer.counts.tokens:
                 raise UsageError(
-                    f"there is no text for the {split} split. Give more --text, another --validation_fraction "
+                    f"the {split} split is empty. Give more --text, another --validation_fraction "
                     "(0: hold out nothing), or --validation_text."
                 )
         splits = {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
@@ -179,15 +179,15 @@ def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) ->
     if folder.progress.exists():
         state = read_json(folder.progress)
         if same.items() <= state.items():
-            log(f"going on with {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
+            log(f"resuming {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
             return state
         if not overwrite:
             raise UsageError(
-                f"{folder.root} is half a set from other inputs. The command that began it finishes it; "
-                "--overwrite gives it up; or choose another --output_dir."
+                f"{folder.root} is an unfinished set from other inputs. Run the command that started it to finish it, "
+                "pass --overwrite to delete it, or choose another --output_dir."
             )
     elif folder.root.exists() and not folder.meta.exists() and not all(map(is_leftover, folder.root.iterdir())):
-        raise UsageError(f"{folder.root} is in the way and was not made by prepare. Move it, or choose --output_dir.")
+        raise UsageError(f"{folder.root} exists and was not made by prepare. Move it, or choose another --output_dir.")
     if folder.root.exists():
         discard(folder)
     folder.root.mkdir(parents=True)

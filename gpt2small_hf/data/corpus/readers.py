@@ -171,7 +171,7 @@ def read_dataset(meter: Meter, *, rows: Any, name: str, column: str, errors: str
     except (ConnectionError, TimeoutError) as error:
         raise UsageError(
             f"the connection to the Hub broke after row {n_read:,} of {name} ({first_line(error)}). "
-            "The same command goes on from there."
+            "Run the same command again to resume."
         ) from None
 
 

@@ -117,7 +117,7 @@ def find_files(patterns: list[str]) -> list[Path]:
         files += found
     for path in files:
         if path.stat().st_size == 0:
-            raise UsageError(f"{path} is empty. Leave it out or fill it.")
+            raise UsageError(f"{path} is empty. Leave it out.")
     return files
 
 
@@ -145,7 +145,7 @@ def open_files(
             reader = partial(read_parquet, path=path, column=text_column, errors=errors)
         elif kind == ".safetensors":
             if tokenizer is None:
-                raise UsageError(f"{path} holds token ids: name the tokenizer that made them with --tokenizer.")
+                raise UsageError(f"{path} contains token ids: name the tokenizer that made them with --tokenizer.")
             reader = partial(read_tokens, path=path, tokenizer=tokenizer)
         else:
             kind, reader = ".txt", partial(read_txt, path=path, errors=errors)

@@ -80,15 +80,17 @@ def _open_text(
     """The rows of a prepared folder, its tokenizer, what is said of them, and the command that trains on them."""
     if len(names) > 1:
         prepared = next(filter(_is_prepared, names))
-        raise UsageError(f"{prepared} is prepared text, which is shown by itself. Name it alone, or leave it out.")
+        raise UsageError(f"{prepared} is prepared text, which is previewed separately. Name it alone, or leave it out.")
     idle = [*chat.as_given(), *(["tokenizer"] if args.tokenizer is not None else [])]
     if idle:
-        why = "it has its tokenizer with it" if idle[0] == "tokenizer" else "there are no chats in it"
-        raise UsageError(f"--{idle[0]} says nothing to {names[0]}, which is prepared text: {why}. Leave it out.")
+        why = "it contains its tokenizer" if idle[0] == "tokenizer" else "it contains no chats"
+        raise UsageError(f"--{idle[0]} does not apply to {names[0]}, which is prepared text: {why}. Leave it out.")
     if args.packing in CHAT_PACKINGS:
-        raise UsageError(f"--packing {args.packing} is of chats. For text choose one of {', '.join(PACKINGS)}.")
+        raise UsageError(f"--packing {args.packing} applies to chats. For text choose one of {', '.join(PACKINGS)}.")
     if args.split == "validation" and args.packing not in (None, "stream"):
-        raise UsageError(f"--packing {args.packing} is of training rows; held-out ones are always cut from the stream.")
+        raise UsageError(
+            f"--packing {args.packing} applies to training rows; held-out rows always use stream. Leave it out."
+        )
     folder, split, packing = Path(names[0]).expanduser(), args.split or "train", args.packing or "stream"
     meta = read_meta(folder)
     counts = meta["splits"].get(split, {"tokens": TEXT_SEQ_LEN})
@@ -115,7 +117,7 @@ def _open_chats(
 ) -> tuple[ChatDataset, PreTrainedTokenizerFast, Facts, str]:
     """The rows of chats, their tokenizer, what is said of them, and the command that trains on them."""
     if args.packing in PACKINGS:
-        raise UsageError(f"--packing {args.packing} is of text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
+        raise UsageError(f"--packing {args.packing} applies to text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
     place = None if args.tokenizer is None else find_tokenizer(args.tokenizer)
     tokenizer = None if place is None else load_tokenizer(place)
     # The tokenizer of a model knows its context; one without a model says some 10^30.
@@ -129,13 +131,13 @@ def _open_chats(
     read = read_places(places, chat.skip_bad_rows)
     if chat.loss_on != "all" and not any(turn["role"] == "assistant" for one in read.chats for turn in one.messages):
         raise UsageError(
-            f"the assistant says nothing in {', '.join(names)}, so there is nothing to learn. Look at it all the same "
+            f"{', '.join(names)} has no assistant turns, so no token is supervised. Preview it anyway "
             "with --loss_on all."
         )
     if tokenizer is None:
         tokenizer = train_tokenizer(_said(read.chats), VOCABULARY)
         words = (
-            f"trained on these chats to look at them, {len(tokenizer):,} entries; a model has other tokens. "
+            f"trained on these chats for this preview, {len(tokenizer):,} entries; a model's tokens differ. "
             "Name yours with --tokenizer FOLDER or HUB_ID"
         )
     else:

@@ -273,7 +273,7 @@ def test_none_are_held_out_when_asked_and_one_chat_alone_is_one_line(tmp_path: P
     assert list(found) == ["train"]
     assert len(found["train"].chats) == 5
     save(path, numbered(1) * 3)
-    with refused(r"nothing is left to measure on: all conversations are the same.* --validation_fraction 0"):
+    with refused(r"no validation split can be made: all conversations are the same.* --validation_fraction 0"):
         read(path)
 
 
@@ -291,13 +291,13 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, monkeyp
             r"lines\.json, line 2 is not JSON \(Extra data\).*one row a line is \.jsonl",
         ),
         "object.json": (good, r"object\.json holds a dict, not a list of rows"),
-        "none.json": (b"[]", r"^none\.json has no rows\. Name other ones"),
+        "none.json": (b"[]", r"^none\.json has no rows\. Name other rows or another file"),
         "blank.jsonl": (b"\n \n", r"^blank\.jsonl has no rows"),
-        "empty.jsonl": (b"", r"^empty\.jsonl is empty\. Leave it out or fill it"),
+        "empty.jsonl": (b"", r"^empty\.jsonl is empty\. Leave it out"),
         "empty.parquet": (b"", r"^empty\.parquet is empty"),
         "latin.jsonl": ('{"messages": "é'.encode("latin-1"), r"^latin\.jsonl is not UTF-8: byte 14 cannot"),
         "wide.json": ("[]".encode("utf-16"), r"^wide\.json is not UTF-8: byte 0 cannot"),
-        "text.parquet": (good, r"^text\.parquet is not a Parquet file .*Make it again"),
+        "text.parquet": (good, r"^text\.parquet is not a Parquet file .*Create it again"),
         "notes.txt": (b"some text", r"^notes\.txt is not \.jsonl, \.json or \.parquet.*--text"),
     }
     for name, (content, message) in contents.items():
@@ -317,7 +317,7 @@ def test_a_broken_parquet_file_is_named_in_one_line(tmp_path: Path, broken: str)
     else:
         data = data[:4] + b"\xff" * 200 + data[204:]
     path.write_bytes(data)
-    with refused(r"rows\.parquet is not a Parquet file \(.*\)\. Make it again"):
+    with refused(r"rows\.parquet is not a Parquet file \(.*\)\. Create it again"):
         read(path)
 
 
@@ -332,7 +332,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytes
     with refused(r"^no \.jsonl, \.json or \.parquet file in the folder folder"):
         read("folder")
     save(tmp_path / "folder" / "validation.jsonl", numbered(3))
-    with refused(r"^folder: only files named validation are there, so there is nothing to learn from"):
+    with refused(r"^folder: only files named validation were found, so there is nothing to train on"):
         read("folder")
     save(tmp_path / "rows.jsonl", numbered(3))
     with refused(r"^rows\.jsonl has no rows in that slice"):
@@ -342,7 +342,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_one_line():
-    with refused(r"^nobody/nothing is no file here, and the Hub could not be reached .*--chat_data chats\.jsonl"):
+    with refused(r"^nobody/nothing is not a local file, and the Hub could not be reached .*--chat_data chats\.jsonl"):
         read("nobody/nothing")
 
 
@@ -356,24 +356,27 @@ BAD_ROWS = {
         {"question": "q", "answer": "a"},
         rf"line 2 has the fields 'question', 'answer', which .* {KNOWN}",
     ),
-    "no columns": ({}, r"line 2 has the fields none, which is no known shape"),
-    "plain text": ({"text": "Once upon a time"}, r"line 2 has the fields 'text', which is no known shape"),
+    "no columns": ({}, r"line 2 has the fields none, which match no known format"),
+    "plain text": ({"text": "Once upon a time"}, r"line 2 has the fields 'text', which match no known format"),
     "a list": (["q", "a"], r"line 2 is a list, not an object with named fields\. Known are"),
     "a string": ("q", r"line 2 is a str, not an object"),
-    "no turns": ({"messages": []}, r"line 2 has no turns\. Remove the row, or fill it"),
+    "no turns": ({"messages": []}, r"line 2 has no turns\. Remove the row, or add turns"),
     "null turns": ({"messages": None}, r"line 2 has no turns"),
-    "turns that are a string": ({"conversations": "q"}, r"line 2: the turns are a text, not a list"),
+    "turns that are a string": ({"conversations": "q"}, r"line 2: the turns are a string, not a list"),
     "a turn that is a string": ({"messages": ["q"]}, r"line 2, turn 1 needs 'role' and 'content'; it has str"),
     "a turn without content": (
         {"messages": [{"role": "user", "text": "q"}]},
         r"line 2, turn 1 needs 'role' and 'content'; it has 'role', 'text'",
     ),
-    "two user turns": ({"messages": [USER, USER]}, r"line 2, turn 2: two user turns in a row\. Join them"),
-    "two answers": ({"messages": [USER, ASSISTANT, ASSISTANT]}, r"line 2, turn 3: two assistant turns in a row"),
-    "an answer first": ({"messages": [ASSISTANT, USER]}, r"line 2, turn 1: the assistant speaks before the user"),
+    "two user turns": ({"messages": [USER, USER]}, r"line 2, turn 2: two consecutive user turns\. Join them"),
+    "two answers": ({"messages": [USER, ASSISTANT, ASSISTANT]}, r"line 2, turn 3: two consecutive assistant turns"),
+    "an answer first": (
+        {"messages": [ASSISTANT, USER]},
+        r"line 2, turn 1 is an assistant turn without a user turn before it",
+    ),
     "an answer after the system": (
         {"messages": [{"role": "system", "content": "be"}, ASSISTANT]},
-        r"line 2, turn 2: the assistant speaks before the user",
+        r"line 2, turn 2 is an assistant turn without a user turn before it",
     ),
     "a late system turn": (
         {"messages": [USER, {"role": "system", "content": "be"}]},
@@ -383,10 +386,10 @@ BAD_ROWS = {
         {"messages": [{"role": "system", "content": "be"}] * 2 + [USER]},
         r"line 2, turn 2 is a system turn, which can only be the first",
     ),
-    "a system turn alone": ({"messages": [{"role": "system", "content": "be"}]}, r"line 2 is a system turn alone"),
+    "a system turn alone": ({"messages": [{"role": "system", "content": "be"}]}, r"line 2 has only a system turn"),
     "an unknown role": (
         {"messages": [USER, {"role": "critic\n", "content": "c"}]},
-        r"line 2, turn 2 has the role 'critic\\n'; a turn is of system, user or assistant",
+        r"line 2, turn 2 has the role 'critic\\n'; allowed are system, user and assistant",
     ),
     "no role": ({"messages": [{"role": None, "content": "q"}]}, r"line 2, turn 1 has the role None"),
     "an unknown speaker": (
@@ -395,27 +398,27 @@ BAD_ROWS = {
     ),
     "a tool": (
         {"messages": [USER, {"role": "tool", "content": "4"}]},
-        r"line 2, turn 2 is of a tool \(tool\), and a model is taught no tools here\. Remove such rows",
+        r"line 2, turn 2 is a tool call or result \(role tool\), which is not supported\. Remove such rows",
     ),
     "a function of ShareGPT": (
         {"conversations": [{"from": "human", "value": "q"}, {"from": "function_call", "value": "{}"}]},
-        r"line 2, turn 2 is of a tool \(function_call\)",
+        r"line 2, turn 2 is a tool call or result \(role function_call\)",
     ),
     "a call of a tool": (
         {"messages": [USER, {**ASSISTANT, "tool_calls": [{"function": {"name": "add"}}]}]},
-        r"line 2, turn 2 is of a tool \(assistant\)",
+        r"line 2, turn 2 is a tool call or result \(role assistant\)",
     ),
     "null content": (
         {"messages": [USER, {"role": "assistant", "content": None}]},
-        r"line 2, turn 2: 'content' is null, not text\. Correct or remove the row",
+        r"line 2, turn 2: 'content' is null, not a string\. Correct or remove the row",
     ),
     "parts of content": (
         {"messages": [{"role": "user", "content": [{"type": "image", "url": "q"}]}]},
-        r"line 2, turn 1: 'content' is of type list, not text",
+        r"line 2, turn 1: 'content' is of type list, not a string",
     ),
-    "a null output": ({"instruction": "q", "input": "", "output": None}, r"line 2: 'output' is null, not text"),
+    "a null output": ({"instruction": "q", "input": "", "output": None}, r"line 2: 'output' is null, not a string"),
     "a number for an input": ({"instruction": "q", "input": 5, "output": ""}, r"line 2: 'input' is of type int"),
-    "a null prompt": ({"prompt": None, "completion": "a"}, r"line 2: 'prompt' is null, not text"),
+    "a null prompt": ({"prompt": None, "completion": "a"}, r"line 2: 'prompt' is null, not a string"),
     "half a pair": (
         {"messages": [{"role": "user", "content": "ab\ud83d"}]},
         r"line 2, turn 1: character 2 of 'content' is half of a surrogate pair",
@@ -501,7 +504,7 @@ def test_the_real_sets_load_whole():
 
 @needs_shared_data
 def test_rendered_llama2_rows_are_the_conversations_they_were_made_from(tmp_path: Path):
-    """The sample is 200 rows of the set that it lies beside."""
+    """The sample is 200 rows of the set in the same folder."""
     folder = SHARED_DATA / "sft" / "sgd-chat"
     sample = folder / "llama2_format_sample_200.jsonl"
     found = read(sample, validation=[str(folder / "validation.jsonl")])["train"]
@@ -547,7 +550,7 @@ def test_a_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
     assert chat.messages == [{"role": "user", "content": "Who are you?"}]
     parts.append({"type": "image", "url": "cat.png"})
     path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}]), encoding="utf-8")
-    with pytest.raises(UsageError, match="turn 1: 'content' is of type list, not text"):
+    with pytest.raises(UsageError, match="turn 1: 'content' is of type list, not a string"):
         read_places(find_places(str(path)), False)
 
 

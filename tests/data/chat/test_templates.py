@@ -73,7 +73,7 @@ def tokenizer_of(name: str, add: bool) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-# What is typed to forge a turn, or to confuse whoever looks for one.
+# What is typed to forge a turn, or to confuse a parser of turns.
 MARKERS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "[INST]", "[/INST]", "<<SYS>>\n"),
     *("\n<</SYS>>", "<s>", "</s>", "\n\n### Response:\n", "### Input", "### Instruction:", "<assistant>"),
@@ -515,13 +515,13 @@ CHATML_IN_WORDS = CHATML.replace("eos_token", "'<|im_end|>'")
     [
         ("chatlm", r"^--template chatlm is neither a name \(chatml, llama2, alpaca\) nor a file nor Jinja"),
         ("nowhere.jinja", r"nowhere\.jinja is neither a name .* nor a file"),
-        (UNMARKED, r"does not mark what the assistant says.*\{% generation %\} before an answer.*--template chatml"),
-        (CHATML + "{% if %}", r"the chat template is no Jinja: .*Correct it"),
-        (CHATML.replace("{% endgeneration %}", ""), r"is no Jinja: .*endgeneration"),
-        (CHATML_IN_WORDS, r"ends with <\|im_end\|>, which is no token of its own.*--add_special_tokens"),
+        (UNMARKED, r"does not mark the assistant's answers.*\{% generation %\} before an answer.*--template chatml"),
+        (CHATML + "{% if %}", r"the chat template is not valid Jinja: .*Correct it"),
+        (CHATML.replace("{% endgeneration %}", ""), r"is not valid Jinja: .*endgeneration"),
+        (CHATML_IN_WORDS, r"ends with <\|im_end\|>, which is not a single token.*--add_special_tokens"),
         (
             CHATML.replace(" + eos_token }}{% endgeneration %}", " }}{% endgeneration %}{{ eos_token }}"),
-            r"an answer ends with nothing, which is no token of its own.*inside \{% generation %\}",
+            r"an answer ends with nothing, which is not a single token.*inside \{% generation %\}",
         ),
         (
             CHATML.replace("{{ '<|im_start|>' + message.role + '\n' }}{% if", "{% if").replace(
@@ -531,15 +531,15 @@ CHATML_IN_WORDS = CHATML.replace("eos_token", "'<|im_end|>'")
         ),
         (
             "{% generation %}" + UNMARKED + "{% endgeneration %}",
-            r"marks do not hold each answer of the assistant.*inside the loop",
+            r"marks do not enclose each answer of the assistant.*inside the loop",
         ),
         (
             CHATML.replace("'assistant' %}{% gen", "'user' %}{% gen"),
-            r"marks do not hold each answer of the assistant",
+            r"marks do not enclose each answer of the assistant",
         ),
         (
             CHATML.replace("<|im_start|>assistant\n", "<|im_start|>bot\n"),
-            r"asks for an answer with '.*<\|im_start\|>bot\\n', but in training '.*assistant\\n' stands before it",
+            r"asks for an answer with '.*<\|im_start\|>bot\\n', but in training '.*assistant\\n' precedes it",
         ),
         (
             CHATML.partition("{% if add_generation_prompt %}")[0],
@@ -548,7 +548,7 @@ CHATML_IN_WORDS = CHATML.replace("eos_token", "'<|im_end|>'")
         (LLAMA2.replace("{{ '[INST] '", "{{ bos_token + '[INST] '"), r"writes <\|endoftext\|> more than once"),
         (
             "A chat. {{ bos_token }}" + CHATML,
-            r"does not begin with it: something stands before it\. Write \{\{ bos_token \}\} first",
+            r"does not begin with it: it is preceded by other text\. Write \{\{ bos_token \}\} first",
         ),
         ("{{ raise_exception('No\nsuch chat') }}" + CHATML, r"cannot render a chat: No such chat"),
         ("{{ 1 + 'one' }}" + CHATML, r"cannot render a chat: unsupported operand"),

@@ -86,5 +86,5 @@ def test_a_fraction_of_zero_holds_nothing_out():
 
 
 def test_documents_that_are_all_alike_cannot_be_split():
-    with pytest.raises(UsageError, match=r"all 30 documents begin alike.*--validation_text"):
+    with pytest.raises(UsageError, match=r"all 30 documents have the same beginning.*--validation_text"):
         deal(["the same"] * 30, 0.1)

@@ -39,7 +39,7 @@ from gpt2small_hf.runs.layout import DataFolder
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of thirty small documents; the working folder is beside it."""
+    """A folder of thirty small documents; the working folder is its sibling."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "text"
     folder.mkdir()
@@ -100,7 +100,7 @@ def test_meta_says_what_the_set_is_and_was_made_of(text: Path, capsys: pytest.Ca
     assert train["max_id"] == np.fromfile(folder / "train-00000.bin", "<u2").max()
     assert meta["tokenizer"]["vocab_size"] == len(AutoTokenizer.from_pretrained(folder / "tokenizer")) == 290
     out, err = capsys.readouterr()
-    assert "the text has enough for a tokenizer of 290 entries, not 300" in err
+    assert "the text is enough for a tokenizer of 290 entries, not 300" in err
     assert meta["held_out"] == "tails"
     assert "fewer than 20 documents: validation is the end of each" in out
     assert meta["tokenizer"]["sha256"] == sha256(folder / "tokenizer" / "tokenizer.json")
@@ -257,7 +257,7 @@ def test_a_failed_overwrite_leaves_the_old_set(text: Path):
     assert not DataFolder(folder).unfinished().root.exists()
 
 
-# ---- stopped and gone on ----------------------------------------------------------------------------------------
+# ---- stopped and resumed ----------------------------------------------------------------------------------------
 
 
 def prepare_slowly(seconds_a_batch: float, words: tuple[str, ...]) -> None:
@@ -284,7 +284,7 @@ def end(process: BaseProcess) -> int | None:
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_goes_on_and_ends_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert end(start("--num_workers", "2", "--output_dir", "whole", seconds_a_batch=0)) == 0
 
@@ -302,7 +302,7 @@ def test_a_killed_preparation_goes_on_and_ends_bit_equal(tmp_path: Path, monkeyp
             TextDataset(half.root, "train", 8)
 
     assert end(start("--num_workers", "1", "--output_dir", "half", seconds_a_batch=0)) == 0
-    assert re.search(r"going on with \S*half\.partial after [\d,]+ tokens", Path("errors.txt").read_text())
+    assert re.search(r"resuming \S*half\.partial after [\d,]+ tokens", Path("errors.txt").read_text())
     assert files_of(half.root) == files_of(tmp_path / "whole")
 
 
@@ -310,7 +310,9 @@ def test_what_was_begun_from_other_inputs_is_given_up_only_when_told_to(text: Pa
     unfinished = DataFolder(Path("set")).unfinished()
     unfinished.root.mkdir()
     unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batches": 5, "splits": {}}))
-    with pytest.raises(UsageError, match=r"set\.partial is half a set from other inputs.*--overwrite gives it up"):
+    with pytest.raises(
+        UsageError, match=r"set\.partial is an unfinished set from other inputs.*--overwrite to delete it"
+    ):
         prepare("--text", text, "--vocab_size", "300", "--output_dir", "set")
     prepare("--text", text, "--vocab_size", "300", "--output_dir", "set", "--overwrite")
     assert len(texts_of(Path("set"), "train") + texts_of(Path("set"), "validation")) == 30
@@ -319,7 +321,7 @@ def test_what_was_begun_from_other_inputs_is_given_up_only_when_told_to(text: Pa
 def test_a_folder_in_the_way_is_left_alone(text: Path):
     Path("set.partial").mkdir()
     Path("set.partial", "precious").touch()
-    with pytest.raises(UsageError, match=r"set\.partial is in the way and was not made by prepare"):
+    with pytest.raises(UsageError, match=r"set\.partial exists and was not made by prepare"):
         prepare("--text", text, "--vocab_size", "300", "--output_dir", "set")
     assert Path("set.partial", "precious").exists()
 
@@ -409,7 +411,7 @@ def test_ids_beyond_the_model_are_refused(text: Path, tiny_tokenizer):
 
 def test_a_text_without_anything_to_hold_out_is_refused(text: Path):
     Path("tiny.txt").write_text("x")
-    with pytest.raises(UsageError, match=r"there is no text for the validation split"):
+    with pytest.raises(UsageError, match=r"the validation split is empty"):
         prepare("--text", "tiny.txt", "--output_dir", "set")
 
 

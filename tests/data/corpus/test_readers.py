@@ -234,7 +234,7 @@ def test_ids_are_cut_into_documents_at_the_end_of_text(
 def test_a_file_of_ids_that_does_not_fit_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast):
     path = tmp_path / "ids.safetensors"
     save_file({"tokens": torch.tensor([1, 999])}, path)
-    with fails(r"holds token ids: name the tokenizer that made them with --tokenizer"):
+    with fails(r"contains token ids: name the tokenizer that made them with --tokenizer"):
         read(path)
     with fails(r"ids from 1 to 999, the tokenizer 300 entries"):
         read(path, tokenizer=tiny_tokenizer)

@@ -61,7 +61,7 @@ def write_chats(path: Path, *chats: Conversation) -> str:
 
 
 def body(text: str) -> str:
-    """What stands in the rows, without legend and headings: all of it is indented, and nothing else is."""
+    """The lines of the rows, which alone are indented: no legend and no headings."""
     return "\n".join(line[2:] for line in text.split("\n") if line.startswith("  "))
 
 
@@ -515,7 +515,7 @@ def test_rows_that_cannot_be_read_are_counted(preview: Callable[..., str], chats
 
 def test_chats_in_which_nobody_answers_can_still_be_looked_at(preview: Callable[..., str], tmp_path: Path):
     path = write_chats(tmp_path / "asked.jsonl", chat("Is anybody there?"))
-    with pytest.raises(UsageError, match=r"the assistant says nothing in .*asked.jsonl.*--loss_on all"):
+    with pytest.raises(UsageError, match=r"asked.jsonl has no assistant turns.*--loss_on all"):
         preview(path)
     assert "Is anybody there?" in marked(preview(path, "--loss_on", "all"))
 
@@ -559,7 +559,7 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(
         ("--first_row -1", "--first_row is -1. Give 0 or more."),
         ("--first_row 2", "--first_row is 2, but the last row is number 1."),
         ("--seq_len 1", "--seq_len is 1. Give 2 or more."),
-        ("--packing isolate", "--packing isolate is of text. For chats choose best_fit or padding."),
+        ("--packing isolate", "--packing isolate applies to text. For chats choose best_fit or padding."),
         ("--packing best", "--packing"),
         ("--max_length 65 --seq_len 64", "--max_length is 65, but a row has 64 tokens. Raise --seq_len."),
         ("--max_length 1", "--max_length is 1. Give 2 or more."),
@@ -581,12 +581,12 @@ def test_a_mistake_is_one_line(preview: Callable[..., str], chats: str, flags: s
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--template chatml", "--template says nothing to"),
-        ("--tokenizer gpt2", "it has its tokenizer with it. Leave it out."),
-        ("--packing padding", "--packing padding is of chats. For text choose one of stream"),
-        ("--split validation --packing isolate", "held-out ones are always cut from the stream"),
+        ("--template chatml", "--template does not apply to"),
+        ("--tokenizer gpt2", "it contains its tokenizer. Leave it out."),
+        ("--packing padding", "--packing padding applies to chats. For text choose one of stream"),
+        ("--split validation --packing isolate", "held-out rows always use stream. Leave it out."),
         ("--seq_len 1000000", "Lower --seq_len"),
-        ("more.jsonl", "is prepared text, which is shown by itself"),
+        ("more.jsonl", "is prepared text, which is previewed separately"),
     ],
 )
 def test_a_mistake_with_prepared_text_is_one_line(preview: Callable[..., str], folder: Path, flags: str, message: str):
