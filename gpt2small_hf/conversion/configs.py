@@ -22,7 +22,7 @@ ACTIVATIONS = {
 # reorder_and_upcast_attn is not among them: the same sums in another order.)
 FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
-CALLED_ALIKE = (
+SAME_NAMES = (
     *("vocab_size", "embd_pdrop", "attn_pdrop", "resid_pdrop", "initializer_range", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache"),
 )
@@ -73,7 +73,7 @@ def config_from_gpt2(config: GPT2Config) -> GPT2SmallConfig:
         hidden_act=ACTIVATIONS[config.activation_function],
         attention_bias=True,
         layer_norm_eps=config.layer_norm_epsilon,
-        **{name: getattr(config, name) for name in CALLED_ALIKE},
+        **{name: getattr(config, name) for name in SAME_NAMES},
     )
 
 
@@ -92,7 +92,7 @@ def gpt2_config(config: GPT2SmallConfig) -> GPT2Config:
         n_layer=config.num_hidden_layers,
         activation_function="gelu_new" if config.hidden_act == "gelu_pytorch_tanh" else config.hidden_act,
         layer_norm_epsilon=config.layer_norm_eps,
-        **{name: getattr(config, name) for name in CALLED_ALIKE},
+        **{name: getattr(config, name) for name in SAME_NAMES},
         **extra,
     )
 

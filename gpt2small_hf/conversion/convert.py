@@ -40,7 +40,7 @@ def convert(
     tokenizer: str | None = None,
     overwrite: bool = False,
 ) -> Source:
-    """Write `src` as a folder of form `to`, with its tokenizer, whole or not at all.
+    """Write `src` as a folder of form `to`, with its tokenizer, atomically.
 
     Returns: what was read.
     Raises: UsageError for a source that cannot be read, a destination that may not be written, a tokenizer that does
@@ -107,11 +107,11 @@ def origin_of(path: Path) -> str | None:
 def provenance(source: Source, origin: str | None) -> dict[str, Any] | None:
     """Return what `converted.json` records of weights, so that a publisher does not claim to have trained them.
 
-    Returns: `what` they were, the settings beside them and the Hub id of their `origin`; None for weights of this
-        package's form that were not downloaded.
+    Returns: the format (`what`), the settings and the Hub id (`origin`); None for weights in this package's format that
+        were not downloaded.
     """
-    if (beside := source.folder / "converted.json").is_file():
-        return read_json(beside)
+    if (recorded := source.folder / "converted.json").is_file():
+        return read_json(recorded)
     if source.what == "gpt2small" and origin is None:
         return None
     return {"what": source.what, "settings": {}, "origin": origin}
@@ -122,18 +122,18 @@ def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:
     if not dst.exists():
         return
     found = [path for path in dst.iterdir() if path.name != ".lock"] if dst.is_dir() else [dst]
-    if not found or any(is_leftover(path, of=dst.resolve()) for path in found):  # empty, or filled in part
+    if not found or any(is_leftover(path, of=dst.resolve()) for path in found):  # empty or incomplete
         return
     if src is not None and src.resolve().is_relative_to(dst.resolve()):
         raise UsageError(f"{dst} contains the model to convert. Name another folder.")
     if not overwrite:
         raise UsageError(f"{dst} exists. Name another folder, or replace it with --overwrite.")
-    if not (dst / "config.json").is_file():  # a slip of the hand must not cost a home folder
+    if not (dst / "config.json").is_file():  # a typo must not delete a home folder
         raise UsageError(f"{dst} is not a model folder, so --overwrite does not replace it. Name another folder.")
 
 
 def describe(source: Source) -> str:
-    """What was recognised, in one line."""
+    """Return the format and sizes of a source in one line."""
     c = source.config
     parameters = sum(weight.numel() for weight in source.weights.values())
     dtype = str(next(iter(source.weights.values())).dtype).removeprefix("torch.")

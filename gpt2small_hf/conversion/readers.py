@@ -47,12 +47,12 @@ from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 
 
 def as_gpt2small(config: GPT2SmallConfig, weights: Weights) -> GPT2SmallForCausalLM:
-    """Our model in evaluation mode, filled with our state dict, in its dtype."""
+    """Return our model in evaluation mode with this state dict, in its dtype."""
     return _filled(GPT2SmallForCausalLM, config, weights)
 
 
 def as_gpt2(config: GPT2SmallConfig, weights: Weights) -> GPT2LMHeadModel:
-    """Our state dict as transformers' own GPT-2, in evaluation mode; zeros stand for biases that ours has not."""
+    """Our state dict as transformers' own GPT-2, in evaluation mode; zeros replace biases that ours lacks."""
     biased = deepcopy(config)
     biased.attention_bias = True
     theirs = from_ours(with_zero_biases(weights, biased), biased, TRANSFORMERS)
@@ -87,12 +87,12 @@ class Source:
     """A model read from disk."""
 
     what: str
-    """What it was recognised as, for people."""
+    """Name of the recognised format, to print."""
     config: GPT2SmallConfig
     weights: Weights
     """Our state dict, in one dtype."""
     folder: Path
-    """Where tokenizer and generation settings may lie."""
+    """Folder that may contain a tokenizer and generation settings."""
     original: Callable[[], nn.Module]
     """Makes the model for comparison: by transformers' own code where it has any, else by the plain core."""
     names_special_tokens: bool = True
@@ -101,8 +101,8 @@ class Source:
     @property
     def generation_config(self) -> GenerationConfig | None:
         """The generation settings in the weights' folder, if any."""
-        beside = (self.folder / "generation_config.json").is_file()
-        return GenerationConfig.from_pretrained(self.folder) if beside else None
+        exists = (self.folder / "generation_config.json").is_file()
+        return GenerationConfig.from_pretrained(self.folder) if exists else None
 
     def build(self, to: str) -> PreTrainedModel:
         """The model as `gpt2small` or `gpt2`, ready to be saved."""
@@ -118,7 +118,7 @@ def fetch(name: str) -> Path:
     Returns: the folder. Raises: ValueError if the Hub gives none.
     """
     try:
-        # The patterns' star also stands for slashes: folders hold the same model for other tools.
+        # `*` also matches slashes: subfolders contain the same model for other tools.
         wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns="*/*"))
     except (OSError, ValueError) as error:
@@ -133,13 +133,13 @@ def read(path: Path, settings_path: Path | None = None) -> Source:
 
     `settings_path` is the reference series' model.json if it is in another folder than the weights.
 
-    Raises: ValueError that says what was looked for or which part does not fit.
+    Raises: ValueError naming the missing file or the part that does not match.
     """
     folder = path if path.is_dir() else path.parent
     if settings_path is not None and path.suffix == ".pt":
         raise ValueError("a ckpt.pt contains its own settings; leave --config out")
-    beside = (folder / "config.json", folder / "model.json")
-    settings_path = settings_path or next((file for file in beside if file.is_file()), None)
+    candidates = (folder / "config.json", folder / "model.json")
+    settings_path = settings_path or next((file for file in candidates if file.is_file()), None)
     if settings_path is None and (folder / "ckpt.pt").is_file() and path.is_dir():
         path = folder / "ckpt.pt"
     if path.suffix == ".pt" and path.is_file():
@@ -192,7 +192,7 @@ def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> Sour
 def _read_nanogpt(path: Path) -> Source:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what there is to say about a strange file, the error below says
+            warnings.simplefilter("ignore")  # the error below covers unknown files
             # Mapped, not read: two thirds of the file are the optimizer's.
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:

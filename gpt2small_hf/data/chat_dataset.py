@@ -28,19 +28,19 @@ from gpt2small_hf.invocation import command
 
 @dataclass
 class ChatCounts:
-    """What became of the conversations."""
+    """Number of conversations read, shortened and left out."""
 
     conversations: int
     """Read."""
     shortened: int = 0
-    """Kept without their first turns: whole they are longer than `max_length`."""
+    """Kept without their first turns, because they are longer than `max_length`."""
     turns_removed: int = 0
     too_long: int = 0
-    """Left out for that."""
+    """Left out because they are longer than `max_length`."""
     nothing_to_learn: int = 0
-    """Left out because no token of theirs is supervised: nobody answers."""
+    """Left out because they have no supervised token."""
     empty_answers: int = 0
-    """Kept with an answer of no words: what is learned from it is to end at once."""
+    """Kept with an empty answer, whose only supervised token is the end token."""
 
     @property
     def kept(self) -> int:
@@ -60,12 +60,12 @@ class ChatCounts:
 
 
 class ChatDataset(RowDataset):
-    """Rows of whole conversations, with labels that are -100 for all but what is to be learned.
+    """Rows of complete conversations, with labels that are -100 except at supervised tokens.
 
     `packing` says how:
-    - `best_fit`: several to a row (`packing.pack_unsplit`); `position_ids` start again at 0 with each, and the
-      model keeps apart what they part.
-    - `padding`: one to a row; `collate` fills the rows of a batch up to the longest.
+    - `best_fit`: several in a row (`packing.pack_unsplit`); `position_ids` restart at 0 with each, and the model
+      attends within each one only.
+    - `padding`: one in a row; `collate` pads the rows of a batch to the longest.
 
     The loss over all tokens is the same either way.
     """
@@ -131,25 +131,25 @@ class ChatDataset(RowDataset):
         """Encode conversations by the tokenizer's template.
 
         Args:
-            conversations: to learn from or to measure on.
+            conversations: for training or validation.
             tokenizer: with a chat template that `set_template` has checked.
-            seq_len: tokens that a row has at most.
-            max_length: tokens that a conversation has at most, `seq_len` or fewer; unset, `seq_len`.
-            loss_on: what of it is learned: the `assistant`'s turns, the `last` of them, or `all`.
-            packing: see above.
-            overlong: what becomes of a longer one. `keep_end`: it loses its first turns, a question and its answer
-                at a time and never the system's, until the rest fits; `drop`: it is left out.
+            seq_len: maximum number of tokens in a row.
+            max_length: maximum number of tokens in a conversation, up to `seq_len`; unset, `seq_len`.
+            loss_on: supervised tokens: `assistant` turns, the `last` of them, or `all`.
+            packing: see the class.
+            overlong: how to treat longer conversations. `keep_end`: remove the first turns, a question and its answer
+                at a time and never the system turn, until the rest fits; `drop`: leave the conversation out.
 
-        Raises: UsageError if nothing is left to learn from.
+        Raises: UsageError if no conversation is left.
         """
         self.seq_len, self.loss_on = seq_len, loss_on
         self.pad_id = int(tokenizer.pad_token_id or 0)  # pyright: ignore[reportArgumentType]
         limit = seq_len if max_length is None else min(max_length, seq_len)
         self.counts = ChatCounts(len(conversations))
         self.chats: list[Conversation] = []
-        """Those that are kept, each without the turns that did not fit."""
+        """The kept conversations, without the removed turns."""
         self.removed: list[int] = []
-        """How many turns of each did not fit."""
+        """Number of removed turns of each kept conversation."""
         self.encoded: list[EncodedChat] = []
         self.longest = 0
         """Tokens of the longest conversation, before any turn was removed."""
@@ -166,7 +166,7 @@ class ChatDataset(RowDataset):
         self.n_tokens = sum(self.lengths)
         self.pack(packing)
         supervised = self.supervised_tokens()
-        # Of what is learned; end tokens count as tokens, and have no bytes.
+        # Supervised tokens only; end tokens count as tokens and have no bytes.
         text = tokenizer.decode(supervised, skip_special_tokens=True)
         self.bytes_per_token = max(1, len(str(text).encode())) / len(supervised)
 
@@ -176,7 +176,7 @@ class ChatDataset(RowDataset):
         return [len(one.input_ids) for one in self.encoded]
 
     def pack(self, packing: str) -> None:
-        """Put the conversations into rows, as `packing` says."""
+        """Assign the conversations to rows."""
         packed = packing == "best_fit"
         self.packing = packing
         self.rows = pack_unsplit(self.lengths, self.seq_len) if packed else [[n] for n in range(len(self.encoded))]
@@ -191,7 +191,7 @@ class ChatDataset(RowDataset):
             fix = f"Preview them: {command('preview')}"
             reasons.append(f"in {self.counts.nothing_to_learn:,} no token is supervised: no assistant answers. {fix}")
         whole = counted(self.counts.conversations, "conversation")
-        return f"of {whole} nothing is left to learn from: {'; '.join(reasons)}."
+        return f"none of {whole} can be used: {'; '.join(reasons)}."
 
     def _add(
         self, tokenizer: PreTrainedTokenizerFast, chat: Conversation, encoded: EncodedChat, limit: int, overlong: str
@@ -244,8 +244,8 @@ class ChatDataset(RowDataset):
     def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
         """Rows → a batch, int64, shape (rows, longest) each.
 
-        What fills up a shorter row stands behind all that counts, so nothing sees it and no mask is needed; among
-        `position_ids` it starts again at 0, as one more document.
+        Padding is at the end of a row, where causal attention hides it, so no mask is needed; its `position_ids`
+        restart at 0, like one more document.
         """
         longest = max(len(row["input_ids"]) for row in rows)
         fill = {"input_ids": self.pad_id, "labels": IGNORED}
@@ -269,7 +269,7 @@ class ChatDataset(RowDataset):
         return self.n_tokens / len(self)
 
     def supervised_bytes(self, tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-        """The mean of all supervised tokens, for each: a conversation is decoded as a whole."""
+        """Return the mean over all supervised tokens for each of them: conversations are decoded as a whole."""
         return np.full(self.n_supervised, self.bytes_per_token)
 
     def training_tokens(self, most: int) -> Iterator[np.ndarray]:
@@ -281,7 +281,7 @@ class ChatDataset(RowDataset):
         return np.cumsum([0, *(len(self.encoded[chat].input_ids) for chat in self.rows[row][:-1])])
 
     def row_facts(self, row: int) -> list[str]:
-        """How many conversations a row has, and what they lost."""
+        """Return the number of conversations in a row and of turns removed from them."""
         facts = [counted(len(self.rows[row]), "conversation")]
         if removed := sum(self.removed[chat] for chat in self.rows[row]):
             facts.append(f"{counted(removed, 'turn')} did not fit")
@@ -290,7 +290,7 @@ class ChatDataset(RowDataset):
         return facts
 
     def part_heading(self, row: int, part: int, tokens: str) -> str:
-        """Where a conversation of the row is from, and how much of it is supervised."""
+        """Return the source of a conversation in the row, and its number of supervised tokens."""
         chat = self.rows[row][part]
         supervised = int(self.encoded[chat].supervised(self.loss_on).sum())
         lost = f", without its first {counted(self.removed[chat], 'turn')}" if self.removed[chat] else ""
@@ -303,14 +303,14 @@ class ChatDataset(RowDataset):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two sets exactly when the same is learned from them: a SHA-256 of ids, labels and rows."""
+        """SHA-256 of ids, labels and rows: equal exactly when two datasets are the same to training."""
         digest = hashlib.sha256(repr(self.rows).encode())
         for one in self.encoded:
             digest.update(one.input_ids.astype("<i8").tobytes() + one.supervised(self.loss_on).tobytes())
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        """ChatCounts for a run's files."""
+        """Return the counts that a run records."""
         return {
             **vars(self.counts),
             "rows": len(self.rows),
@@ -321,7 +321,7 @@ class ChatDataset(RowDataset):
 
 
 def _shortened(tokenizer: PreTrainedTokenizerFast, chat: list[Message], limit: int) -> list[Message] | None:
-    """The longest end of a conversation that fits, from a question on, after the system's turn; None if none does."""
+    """Return the system turn and the most last turns that fit, starting with a user turn; None if none fit."""
     system = chat[:1] if chat[0]["role"] == "system" else []
     starts = [n for n, message in enumerate(chat) if message["role"] == "user"][1:]
     fits = bisect_left(

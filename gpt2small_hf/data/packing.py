@@ -1,4 +1,4 @@
-"""Token stream → rows of one length; conversations → rows that hold them whole. Pure functions: no files, no tokenizer.
+"""Token stream → rows of one length; conversations → rows that never split one. Pure functions: no files, no tokenizer.
 
 In a stream, documents are separated by one end-of-text token as in GPT-2.
 """
@@ -27,9 +27,9 @@ def row_span(row: int, seq_len: int) -> tuple[int, int]:
 
 
 def restarting_positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
-    """Positions that start again at 0 at each `eos_id`, which begins the document after it.
+    """Return positions that restart at 0 at each `eos_id`, the first token of the document after it.
 
-    Returns: int64, shape of `tokens` (one row). What stands before the first `eos_id` starts at 0 too.
+    Returns: int64, shape of `tokens` (one row). Tokens before the first `eos_id` start at 0 too.
     """
     places = np.arange(len(tokens))
     return places - np.maximum.accumulate(np.where(tokens == eos_id, places, 0))
@@ -45,8 +45,8 @@ def best_fit(lengths: np.ndarray, seq_len: int) -> np.ndarray:
 
     `lengths`: tokens of each document, 1 or more, in the order of the stream.
 
-    Returns: int64, flat. Row r is made of the documents whose numbers stand at `index[index[r] : index[r + 1]]`; there
-        are `index[0] - 1` rows. All but the last of them are whole; the last is cropped to what the row has room for.
+    Returns: int64, flat. Row r contains the documents numbered `index[index[r] : index[r + 1]]`; there
+        are `index[0] - 1` rows. Only the last of them may be cropped, to the room left in the row.
     """
     # One integer a document, so that a plain sorted list serves: by length, then the later documents.
     shift = len(lengths).bit_length()

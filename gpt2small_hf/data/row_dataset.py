@@ -22,7 +22,7 @@ class RowDataset(torch.utils.data.Dataset[dict[str, np.ndarray]], ABC):
 
     is_chat: ClassVar[bool]
     seq_len: int
-    """Tokens that a row has at most."""
+    """Maximum number of tokens in a row."""
     packing: str
     n_tokens: int
     """Tokens of the split, in rows or not."""
@@ -76,11 +76,11 @@ class RowDataset(torch.utils.data.Dataset[dict[str, np.ndarray]], ABC):
 
     @abstractmethod
     def row_starts(self, row: int) -> np.ndarray:
-        """Return the position in a row of each document or conversation in it that does not see the others."""
+        """Return the start in a row of each document or conversation that attends only to itself."""
 
     @abstractmethod
     def row_facts(self, row: int) -> list[str]:
-        """Return what a preview says about a row besides its number of tokens."""
+        """Return facts about a row for its preview heading, besides its number of tokens."""
 
     @abstractmethod
     def part_heading(self, row: int, part: int, tokens: str) -> str:

@@ -46,11 +46,11 @@ class TextDataset(RowDataset):
 
     `packing` says how:
     - `stream`: the stream cut every `seq_len` tokens, as the reference series does; a row may begin inside a document.
-    - `bos_bestfit`: every row begins with a document, and each document in it with the end-of-text token that stands
-      before it in the stream (before the first one it is put there), GPT-2's BOS. `packing.best_fit` chooses them.
-      Long documents lose all that is past one row: see `cropped_share`.
-    - `isolate`: the rows of `stream`, whose documents do not see each other: `position_ids` start again at 0 at each
-      end-of-text token, and the model keeps apart what they part. That token is still predicted from its own document,
+    - `bos_bestfit`: every row begins with a document, and each document with an end-of-text token, GPT-2's BOS: the
+      token before it in the stream (added before the first document). `packing.best_fit` chooses them.
+      Documents are cropped to one row: see `cropped_share`.
+    - `isolate`: the rows of `stream` with attention within documents only: `position_ids` restart at 0 at each
+      end-of-text token. That token is still predicted from its own document,
       and a document's first token from it alone; no label is masked.
 
     Held-out rows are always made with `stream`, however the training rows are: runs are compared on the same rows.
@@ -137,14 +137,14 @@ class TextDataset(RowDataset):
             self.index_path = DataFolder(folder).rows(split, packing, seq_len)
             self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
             self.n_rows = int(self.index[0]) - 1
-        # Whatever `max_rows`; a last partial row counts among what is left out.
+        # Independent of `max_rows`; a last partial row counts as left out.
         self.cropped_share = 1 - self.n_rows * seq_len / self.n_tokens
         if max_rows is not None:
             self.n_rows = min(self.n_rows, max_rows)
         self.open()
 
     def open(self) -> None:
-        """Map the files. Done again in every worker process: a map does not travel, its path does."""
+        """Map the files; again in every worker process, because only paths can be pickled."""
         self.shards = [np.memmap(path, self.dtype, "r") for path in self.paths]
         self.first_tokens = np.cumsum([0, *map(len, self.shards)])
         if self.packing == "bos_bestfit":
@@ -205,12 +205,12 @@ class TextDataset(RowDataset):
         return stream_blocks(self, most)
 
     def row_starts(self, row: int) -> np.ndarray:
-        """Where documents start that do not see each other: 0 alone, unless they are isolated."""
+        """Return the starts of the documents if they are isolated, else only 0."""
         found = self[row]
         return np.flatnonzero(found["position_ids"] == 0) if "position_ids" in found else np.zeros(1, int)
 
     def row_facts(self, row: int) -> list[str]:
-        """How many documents a row has, or end-of-text tokens where a document does not begin a part."""
+        """Return the number of documents in a row if they are isolated, else of end-of-text tokens."""
         if self.packing == "isolate":
             return [counted(len(self.row_starts(row)), "document")]
         return [counted(int((self[row]["input_ids"] == self.eos_id).sum()), "end-of-text token")]
@@ -242,7 +242,7 @@ class TextDataset(RowDataset):
         return np.concatenate(parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        index = None if isinstance(self.index, np.memmap) else self.index  # one that is in no file has to travel
+        index = None if isinstance(self.index, np.memmap) else self.index  # an index without a file must be pickled
         return self.__dict__ | {"shards": [], "documents": None, "index": index}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -261,10 +261,10 @@ def stream_blocks(rows: TextDataset, most: int, overlap: int = 0) -> Iterator[np
 
 
 def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
-    """Find the rows of `packing.best_fit` in the file at `path`, or make them and keep them there.
+    """Load the rows of `packing.best_fit` from the file at `path`, or compute and save them.
 
-    The file's last number is a checksum of the others and of all they were made from: a damaged file, and one made
-    from other documents or by another version, is made again.
+    The file's last number is a checksum of the others and of all they were made from: a damaged file, or one made
+    from other documents or by another version, is replaced.
 
     `documents`: where each starts in the stream, then the stream's length.
 
@@ -284,7 +284,7 @@ def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
 
 
 def read_index(path: Path, made_from: int) -> np.ndarray | None:
-    """The rows in the file at `path`, memory-mapped, if it is whole and was made from that."""
+    """The rows in the file at `path`, memory-mapped, if it is complete and `made_from` matches; else None."""
     try:
         saved = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError):  # absent, no array, cut off
@@ -297,7 +297,7 @@ def read_index(path: Path, made_from: int) -> np.ndarray | None:
 def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
     """Where each document of a split starts in its stream, then the stream's length: uint64, memory-mapped.
 
-    Raises: UsageError if the file does not fit what meta.json says of the split.
+    Raises: UsageError if the file does not match the counts in meta.json.
     """
     size = path.stat().st_size if path.is_file() else 0
     if size == (counts["documents"] + 1) * OFFSET.itemsize:

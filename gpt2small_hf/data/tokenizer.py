@@ -28,7 +28,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
         if bare and not described:
             tokenizer = GPT2Tokenizer.from_pretrained(folder)
         else:
-            # Said explicitly, or a folder that also holds model code makes it ask whether to run that.
+            # Explicit, because the default prompts the user if the folder also contains model code.
             tokenizer = AutoTokenizer.from_pretrained(folder if folder.is_dir() else name, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         what = (
@@ -45,7 +45,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"the tokenizer {name} has no end-of-text token (eos_token), which ends every document. "
             "Set one in its tokenizer_config.json, or choose another."
         )
-    for trace in ("is_local", "local_files_only"):  # of how it was loaded here: nobody else's business
+    for trace in ("is_local", "local_files_only"):  # how it was loaded must not be saved with it
         tokenizer.init_kwargs.pop(trace, None)
     if tokenizer.bos_token_id is None:
         tokenizer.bos_token = tokenizer.eos_token
@@ -57,7 +57,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
     """A byte-level BPE like GPT-2's with `vocab_size` entries; fewer if the texts have no more pairs to join.
 
-    `model_max_length` stays open: it belongs to a model, and training sets it when it saves one.
+    `model_max_length` is unset: it depends on the model, and training sets it when it saves one.
     """
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

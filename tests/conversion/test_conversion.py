@@ -586,7 +586,7 @@ def test_a_failure_leaves_the_old_folder_as_it_was(tmp_path):
 # ---- tokenizers -------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_beside_the_weights_comes_along_and_names_the_special_tokens(tmp_path, tiny_tokenizer):
+def test_a_tokenizer_in_the_source_folder_is_copied_and_sets_special_tokens(tmp_path, tiny_tokenizer):
     write_nanogpt(tmp_path / "ckpt.pt", vocab=320)
     tiny_tokenizer.save_pretrained(tmp_path)
     convert(str(tmp_path), tmp_path / "out", "gpt2")
@@ -661,7 +661,7 @@ def test_a_checkpoint_is_a_source_and_a_run_without_a_model_says_so(tiny_run, tm
         convert(str(tmp_path / "stopped"), tmp_path / "other", "gpt2")
 
 
-def test_settings_that_lie_elsewhere_are_named_and_the_next_command_runs(tmp_path, capsys):
+def test_config_flag_reads_settings_from_another_folder(tmp_path, capsys):
     """A checkpoint of the reference series has its own folder, and model.json is in the parent folder."""
     expected = write_reference(tmp_path / "run")
     weights, settings = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "model.json"
@@ -675,7 +675,7 @@ def test_settings_that_lie_elsewhere_are_named_and_the_next_command_runs(tmp_pat
     subprocess.run(["bash", "-n", "-c", following], check=True)
 
 
-def test_settings_are_not_taken_beside_a_checkpoint_that_carries_its_own(tmp_path):
+def test_config_flag_is_refused_for_a_ckpt_pt(tmp_path):
     write_nanogpt(tmp_path / "ckpt.pt")
     with pytest.raises(UsageError, match="contains its own settings; leave --config out"):
         convert(str(tmp_path / "ckpt.pt"), tmp_path / "out", "gpt2", settings=tmp_path / "model.json")

@@ -257,7 +257,7 @@ def test_a_longer_conversation_keeps_the_longest_end_that_fits(
         removed.append(fitting[0])
     options = {"seq_len": 250, "max_length": limit, "overlong": overlong, "loss_on": loss_on}
     if not kept:
-        with pytest.raises(UsageError, match=f"of {len(chats)} conversations? nothing is left to learn from"):
+        with pytest.raises(UsageError, match=f"none of {len(chats)} conversations? can be used"):
             ChatDataset(placed(chats), tokenizer, **options)
         return
     dataset = ChatDataset(placed(chats), tokenizer, **options)
@@ -313,12 +313,11 @@ def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokeni
         return str(caught.value)
 
     assert said([long, long]) == (
-        "of 2 conversations nothing is left to learn from: 2 are longer than 64 tokens. "
-        "Raise --max_length or --seq_len."
+        "none of 2 conversations can be used: 2 are longer than 64 tokens. Raise --max_length or --seq_len."
     )
     assert said([long], overlong="drop").endswith("Raise --max_length or --seq_len, or take --overlong keep_end.")
     assert said([question]) == (
-        "of 1 conversation nothing is left to learn from: in 1 no token is supervised: no assistant answers. "
+        "none of 1 conversation can be used: in 1 no token is supervised: no assistant answers. "
         "Preview them: gpt2small preview."
     )
     assert "1 are longer than 64 tokens" in said([question, long])

@@ -119,7 +119,7 @@ def test_flash_attention_is_supported_and_says_which_package_is_missing(model, v
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_an_implementation_nobody_knows_is_refused_and_nothing_changes(model):
+def test_an_unknown_implementation_is_refused(model):
     with pytest.raises(ValueError, match='"nobody"` is not supported'):
         model.set_attn_implementation("nobody")
     assert model.config._attn_implementation == "sdpa"
@@ -283,7 +283,7 @@ def block_mask(T: int, block: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["boolean", "additive", "additive infinite"])
-def test_a_ready_made_mask_does_what_it_says(attending, kind):
+def test_a_4d_mask_is_applied(attending, kind):
     ids = random_ids(2, 12)
     allowed = torch.stack([prefix_mask(12, 5), block_mask(12, 4)])
     mask = allowed[:, None]
@@ -325,7 +325,7 @@ def test_a_padding_mask_may_have_any_type(attending, dtype):
 
 
 @torch.no_grad()
-def test_attention_looks_both_ways_on_request(attending):
+def test_attention_is_bidirectional_on_request(attending):
     ids = random_ids(1, 12)
     expected = by_hand(attending, ids[0], torch.ones(12, 12, dtype=torch.bool))
     near(attending(ids, is_causal=False).logits[0], expected)
@@ -370,7 +370,7 @@ def test_an_empty_cache_of_the_callers_parts_no_fewer_documents(attending):
 
 @torch.no_grad()
 @pytest.mark.parametrize("use_cache", [None, True, False])
-def test_no_document_of_a_packed_row_moves_another(attending, use_cache):
+def test_documents_of_a_packed_row_do_not_affect_each_other(attending, use_cache):
     ids, position_ids = packed_rows()
     changed = ids.clone()
     changed[:, :6] = (changed[:, :6] + 7) % 100

@@ -87,7 +87,7 @@ def test_auto_classes_know_the_model_type():
     assert type(AutoModelForCausalLM.from_config(config)) is GPT2SmallForCausalLM
 
 
-def test_gpt2s_end_of_text_is_no_token_of_a_smaller_vocabulary():
+def test_a_smaller_vocabulary_has_no_default_special_tokens():
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     small = GPT2SmallConfig(vocab_size=256, eos_token_id=7)
     assert [getattr(small, name) for name in names] == [None, 7, None]

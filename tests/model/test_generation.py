@@ -144,7 +144,7 @@ def test_a_quantised_cache_stays_near_an_exact_one(model, backend, options, part
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_generate_goes_on_from_a_cache_of_the_beginning(model, kind):
+def test_generate_continues_from_a_prefix_cache(model, kind):
     row = random_ids(1, 9)
     cache = DynamicCache(config=model.config) if kind == "dynamic" else StaticCache(model.config, max_cache_len=24)
     model(row[:, :6], past_key_values=cache)
@@ -162,7 +162,7 @@ def test_one_cache_of_a_shared_beginning_serves_many_copies(model):
     assert cache.get_seq_length() == 6
 
 
-def test_a_conversation_goes_on_from_the_cache_that_generate_returns(model):
+def test_a_conversation_continues_from_the_returned_cache(model):
     rows = [random_ids(n) for n in (5, 3)]
     prompts = left_padded(rows)
     first = model.generate(**prompts, **GREEDY, max_new_tokens=4, return_dict_in_generate=True)
@@ -352,7 +352,7 @@ def test_a_smaller_assistant_changes_no_greedy_text(model):
     assert torch.equal(text[0, 5:], by_hand(model, row[0], 27))
 
 
-def test_an_assistant_that_drafts_all_is_asked_seldom_and_believed(model):
+def test_a_perfect_assistant_is_called_rarely(model):
     calls, assistant, row = [], copy.deepcopy(model), random_ids(1, 5)
     handle = model.register_forward_hook(lambda *args: calls.append(1))
     text = model.generate(row, **GREEDY, max_new_tokens=20, assistant_model=assistant)
@@ -426,12 +426,12 @@ def test_embeddings_in_place_of_ids_give_the_same_text(model, padded):
     assert torch.equal(both, torch.cat([prompts["input_ids"], new], 1))
 
 
-def test_a_text_without_prompt_begins_at_the_begin_token(model):
+def test_generation_without_prompt_starts_with_bos(model):
     text = model.generate(do_sample=False, max_new_tokens=5)
     assert torch.equal(text[0], torch.cat([torch.tensor([100]), by_hand(model, torch.tensor([100]), 5)]))
 
 
-def test_padding_that_is_no_end_token_needs_no_mask(model):
+def test_padding_other_than_eos_needs_no_mask(model):
     rows = [random_ids(n) % 99 for n in (6, 3)]
     ids = left_padded(rows)["input_ids"]
     text = model.generate(ids, do_sample=False, max_new_tokens=5, pad_token_id=100, eos_token_id=99)
@@ -476,7 +476,7 @@ def test_scores_and_states_of_each_step_are_those_of_a_forward(model, attention)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_a_row_ends_at_its_end_token_and_the_others_go_on(model, as_list):
+def test_a_row_stops_at_its_end_token_and_the_others_continue(model, as_list):
     rows = [random_ids(n) for n in (6, 3)]
     whole = [by_hand(model, row, 8) for row in rows]
     end = next(int(token) for token in whole[0][1:] if token not in whole[1])

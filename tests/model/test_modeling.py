@@ -111,7 +111,7 @@ def test_past_the_context_one_error_names_both_lengths(tiny_model):
         tiny_model.generate(torch.zeros(1, 30, dtype=torch.long), max_new_tokens=10, do_sample=False, eos_token_id=None)
 
 
-def test_a_sliding_window_gives_the_ordinary_text_within_the_context_and_goes_on_past_it(tiny_model):
+def test_sliding_window_equals_generate_within_the_context_and_continues_past_it(tiny_model):
     prompt = torch.tensor([[100, 100, 5, 6], [7, 8, 9, 10]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
     asked = {"attention_mask": mask, "do_sample": False, "eos_token_id": None}

@@ -639,7 +639,7 @@ def parametrise(model: GPT2SmallForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("change", [adapt, wrap, hook, parametrise])
-def test_what_stands_in_for_the_head_is_not_gone_around(change):
+def test_chunked_loss_is_not_used_when_the_head_is_replaced(change):
     model = grown_model()
     inputs = many_rows()
     usual = model(**inputs).loss

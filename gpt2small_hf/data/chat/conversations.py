@@ -16,7 +16,7 @@ from gpt2small_hf.formatting import counted
 
 @dataclass(frozen=True)
 class Conversation:
-    """One chat, and where it stands."""
+    """One chat, and its file and line."""
 
     messages: list[Message]
     where: str
@@ -24,15 +24,15 @@ class Conversation:
 
 @dataclass
 class Conversations:
-    """The chats of a split, and what they were read from."""
+    """The chats of a split, and their sources."""
 
     chats: list[Conversation] = field(default_factory=list)
     sources: list[dict[str, Any]] = field(default_factory=list)
-    """One a file or data set: `name`, `shape`, `conversations`, `unreadable` and what pins its content."""
+    """One per file or dataset: `name`, `shape`, `conversations`, `unreadable`, and `sha256` or `revision`."""
 
 
 def describe_source(source: dict[str, Any]) -> str:
-    """What a file was recognised as, in a line."""
+    """Return one line with the format and the counts of a source."""
     bad = f", {counted(source['unreadable'], 'row')} left out that could not be read" if source["unreadable"] else ""
     return f"{source['name']}: {counted(source['conversations'], 'conversation')}, {source['shape']}{bad}"
 
@@ -40,21 +40,21 @@ def describe_source(source: dict[str, Any]) -> str:
 def read_conversations(
     train: list[str], validation: list[str] | None, *, validation_fraction: float, skip_bad_rows: bool = False
 ) -> dict[str, Conversations]:
-    """Read chats and hold some out.
+    """Read chats and split them into train and validation.
 
     Args:
-        train: files (.jsonl, .json, .parquet), folders or Hub ids. `[start:end]` behind a name takes these rows
-            of it, as Python's slices do; `:name` behind a Hub id takes this split. Of a folder with files named
-            `train` and `validation` these are used as such.
-        validation: the same, to measure on (of a folder, its files named `validation` if it has such); unset, what the
-            folders of `train` have, else a part of `train`.
-        validation_fraction: that part, of the conversations; 0: none is held out. They are chosen by a hash of the
-            messages, so that copies of a conversation are in one split.
-        skip_bad_rows: leave out rows that cannot be read, and count them, instead of stopping at the first.
+        train: files (.jsonl, .json, .parquet), folders or Hub ids. `[start:end]` after a name selects rows
+            like a Python slice; `:name` after a Hub id selects a split. In a folder, files named `train` and
+            `validation` are used as these splits.
+        validation: the same, for validation (in a folder, only its files named `validation` if there are any); unset,
+            the validation files in the folders of `train`, else a part of `train`.
+        validation_fraction: share of the conversations to hold out; 0 holds out none. A hash of the messages selects
+            them, so copies of a conversation are in the same split.
+        skip_bad_rows: skip and count rows that cannot be read instead of raising an error at the first.
 
     Returns: `train`, and `validation` unless none is held out.
 
-    Raises: UsageError, in one line, for what is missing, empty, of no known shape, or no conversation.
+    Raises: UsageError for input that is missing, empty, in an unknown format, or not a conversation.
     """
     places = [place for name in train for place in find_places(name)]
     found = {"train": [place for place in places if place.split == "train"]}
@@ -99,7 +99,7 @@ def _hash_of(messages: list[Message]) -> bytes:
 
 
 def read_places(places: list[Place], skip_bad_rows: bool) -> Conversations:
-    """The conversations of some files, one after the other. Raises: UsageError as `read_conversations`."""
+    """Read the conversations of files, in order. Raises: UsageError as in `read_conversations`."""
     found = Conversations()
     for place in places:
         chats, shape, bad, pinned = _read(place, skip_bad_rows)

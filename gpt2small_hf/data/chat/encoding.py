@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """The texts that the tokenizer takes for one token each and that mark something, longest first.
+    """Return the control tokens of the tokenizer, longest first.
 
-    These are its special tokens, and others it was given, if the template writes them: some tokenizers have their
-    markers as such.
+    These are its special tokens, and other added tokens that the template contains: some tokenizers add their
+    markers without declaring them special.
     """
     control = tokenizer._get_control_tokens(str(tokenizer.chat_template or ""))  # the library has no public name for it
     return sorted(set(control), key=len, reverse=True)
@@ -42,12 +42,12 @@ class EncodedChat:
     input_ids: np.ndarray
     """int64, shape (T,)."""
     turns: list[tuple[int, int]]
-    """Where each of the assistant's turns begins and ends: every token that overlaps it, and its end token."""
+    """Start and end of each assistant turn: every token that overlaps it, and its end token."""
 
     def supervised(self, loss_on: str) -> np.ndarray:
-        """Which ids are learned from: of the `assistant`'s turns, of its `last` one, or `all`. bool, shape (T,).
+        """Return the loss mask of `assistant` turns, the `last` assistant turn, or `all` tokens. bool, shape (T,).
 
-        The first is never: nothing stands before it.
+        The first token is never supervised: nothing predicts it.
         """
         mask = np.full(len(self.input_ids), loss_on == "all")
         for start, end in self.turns[-1 if loss_on == "last" else 0 :]:
@@ -59,9 +59,9 @@ class EncodedChat:
 def render(
     tokenizer: PreTrainedTokenizerFast, chats: Sequence[Sequence[Message]], *, add_generation_prompt: bool = False
 ) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Return the text of each conversation, and the spans (start, end) of characters that the assistant writes.
+    """Return the text of each conversation, and the character spans (start, end) of the assistant's turns.
 
-    Raises: UsageError if the template raises an error, gives text that UTF-8 cannot spell, or does not end.
+    Raises: UsageError if the template raises an error, returns text that UTF-8 cannot encode, or does not end.
     """
     source = str(tokenizer.chat_template)
     # Alpaca's rows have an input as well as the instruction; few templates use it.
@@ -92,7 +92,7 @@ def render(
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`, which may not take longer: a template can loop for ever.
+    """Return the result of `work`, with a time limit: a template can loop for ever.
 
     It runs in a thread, which cannot be stopped but ends with the process. Signals would need the main thread, and
     Windows has none that interrupt.
@@ -155,7 +155,7 @@ def _encode_forged(
     special: re.Pattern[str],
     add_generation_prompt: bool,
 ) -> EncodedChat:
-    """Mark special tokens in what is said by characters that stand nowhere in it, render, and encode piece by piece."""
+    """Mark special tokens in the contents with unused characters, render, and encode piece by piece."""
     said = (text for message in chat for text in message.values())
     everything = set().union(*said, special.pattern, str(tokenizer.chat_template))
     free = (mark for mark in map(chr, (*range(0xE000, 0xF900), *range(0xF0000, 0x110000))) if mark not in everything)
@@ -168,12 +168,12 @@ def _encode_forged(
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     at = 0
-    # A mark alone is left where a template has split what is said; it goes, and what it parted stays apart.
+    # A single mark remains where a template split the content: drop it, and encode both sides separately.
     for piece in re.split(f"({left}(?:{special.pattern}){right}|[{left}{right}])", text):
         if piece.startswith(left) and len(piece) > 1:
             part = tokenizer._encode_without_added_tokens(piece[1:-1])
             ids += part
-            offsets += [(at + 1, at + len(piece) - 1)] * len(part)  # all of it is what somebody says
+            offsets += [(at + 1, at + len(piece) - 1)] * len(part)  # all of it is message content
         elif piece not in (left, right):
             part = tokenizer(piece, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             ids += part["input_ids"]
@@ -183,13 +183,13 @@ def _encode_forged(
 
 
 def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> EncodedChat:
-    """As `_located`, without a list of all offsets, which takes longer to make than all the rest."""
+    """Do as `_located`, without the list of all offsets, which takes most of the time to build."""
     turns = []
     for start, end in spans:
         first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
         if first is None or last is None or start == end:  # a space that the tokenizer leaves out of its offsets, say
             return _located(encoding.ids, encoding.offsets, spans)
-        # The last character may have more tokens than this one: of its further bytes.
+        # The last character may have more tokens, one for each further byte.
         while (chars := encoding.token_to_chars(last + 1)) is not None and chars[0] < end:
             last += 1
         turns.append((first, last + 1))
@@ -197,7 +197,7 @@ def _found(encoding: Encoding, spans: Sequence[tuple[int, int]]) -> EncodedChat:
 
 
 def _located(ids: Sequence[int], offsets: Sequence[tuple[int, int]], spans: Sequence[tuple[int, int]]) -> EncodedChat:
-    """Which tokens overlap the spans of characters."""
+    """Find the tokens that overlap the character spans."""
     starts, ends = np.array(offsets, np.int64).reshape(-1, 2).T
     turns = [
         (int(np.searchsorted(ends, start, side="right")), int(np.searchsorted(starts, end, side="left")))

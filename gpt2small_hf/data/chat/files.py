@@ -21,7 +21,7 @@ ALL = slice(None, None)
 
 @dataclass(frozen=True)
 class Place:
-    """A file, or a split of a data set, and which of its rows are wanted."""
+    """A file, or a split of a dataset, and the rows to read."""
 
     name: str
     split: str
@@ -33,7 +33,7 @@ class Place:
 
 
 def find_places(name: str) -> list[Place]:
-    """The files that a name stands for, or the data set on the Hub. Raises: UsageError if there are none."""
+    """Resolve a name to files, or to a dataset on the Hub. Raises: UsageError if nothing matches."""
     match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", name)
     base, start, end = match.groups() if match else (name, "", "")
     rows = slice(int(start) if start else None, int(end) if end else None)
@@ -71,9 +71,9 @@ def _split_of(file: Path) -> str | None:
 
 
 def read_rows(place: Place) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
-    """Every row with where it stands, and what pins the content: a SHA-256, or a revision.
+    """Return every row with its location, and the SHA-256 or revision of the content.
 
-    A row that could not be read is the error that says so: whether it is wanted is not known here.
+    An unreadable row is returned as its UsageError, because a slice may exclude it later.
     """
     if not place.path.exists():
         return _hub_rows(place.name)

@@ -24,7 +24,7 @@ LLAMA2_SYSTEM = re.compile(r"\s*<<SYS>>\n?(.*?)\n?<</SYS>>\s*", re.DOTALL)
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """How people write a conversation down."""
+    """A published format of conversations: its columns, a test for a row, and a reader."""
 
     columns: str
     fits: Callable[[dict[str, Any]], bool]
@@ -32,7 +32,7 @@ class ChatFormat:
 
 
 def detect_format(row: Any, where: str) -> str:
-    """The name of a row's shape. Raises: UsageError if it has none that is known."""
+    """Return the name of a row's format. Raises: UsageError if it matches none."""
     if not isinstance(row, dict):
         raise UsageError(f"{where} is a {type(row).__name__}, not an object with named fields. {KNOWN}")
     for name, shape in CHAT_FORMATS.items():
@@ -150,14 +150,14 @@ def read_text(value: Any, where: str, column: str) -> str:
 
 
 def _is_text_part(part: Any) -> bool:
-    """Some write a text as a list of parts, of which others may be pictures."""
+    """Return whether a content part is text; other parts are images, for example."""
     return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def validate_messages(messages: Iterable[Message], where: str) -> None:
-    """See that a conversation is one: a system turn or none, then user and assistant in turn.
+    """Check that roles are valid: an optional system turn, then alternating user and assistant turns.
 
-    Raises: UsageError naming the turn that is not.
+    Raises: UsageError naming the first invalid turn.
     """
     before = None
     for number, message in enumerate(messages, start=1):

@@ -18,12 +18,12 @@ MARKER = re.compile(r"<\|[^|<>{}'\"\s]+\|>|\[/?[A-Z][A-Z_]*\]|<</?[A-Z]+>>|</?s>
 def set_template(
     tokenizer: PreTrainedTokenizerFast, template: str | None, *, add_special_tokens: bool = False
 ) -> list[str]:
-    """Give a tokenizer its chat template, and the template's markers as single tokens if so wanted.
+    """Set the chat template of a tokenizer, and optionally add the template's markers as single tokens.
 
-    With tokens of their own, markers that a user types stay text: nobody can forge a turn. Without, a turn ends with
-    the tokenizer's end-of-text token, which cannot be typed either; the markers before it are words like others.
+    As single tokens, markers typed by a user stay text, so turns cannot be forged. Otherwise a turn ends with the
+    tokenizer's end-of-text token, which cannot be typed either; the other markers are ordinary text.
 
-    Returns: the tokens that are new. Raises: UsageError as `find_template` and `stop_tokens`.
+    Returns: the added tokens. Raises: UsageError as `find_template` and `stop_tokens`.
     """
     source = find_template(template, tokenizer)
     tokenizer.chat_template = source
@@ -47,9 +47,9 @@ def set_template(
 def stop_tokens(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """Check the tokenizer's template, and return the tokens that end an answer in it.
 
-    Raises: UsageError if the marked text is not the answer and its end token, if an answer is not asked for by what
-        stands before it in training, or if a conversation has two beginnings (BOS tokens), or lacks the one that the
-        template speaks of.
+    Raises: UsageError if the marked text is not the answer and its end token, if the generation prompt
+        differs from the text before an answer in training, or if a conversation has two BOS tokens, or lacks the one
+        that the template names.
     """
     chat = [
         {"role": "user", "content": "Question"},

@@ -59,9 +59,9 @@ GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
 
 
 def find_template(template: str | None, tokenizer: PreTrainedTokenizerFast) -> str:
-    """The Jinja text of a template: by name, from a file, as it stands, or (None) the tokenizer's own, else ChatML's.
+    """Return the Jinja text of a template: a name, a file, Jinja, or (None) the tokenizer's own, else ChatML.
 
-    Raises: UsageError if there is none of that name, it is no Jinja, or it does not mark what the assistant says.
+    Raises: UsageError if it is unknown, not valid Jinja, or does not mark the assistant's answers.
     """
     if template is None:
         own = tokenizer.chat_template

@@ -29,7 +29,7 @@ class DocumentPiece(NamedTuple):
 
 
 class EncodedBatch(NamedTuple):
-    """What a batch adds to one split."""
+    """The ids of one split in a batch."""
 
     ids: np.ndarray
     starts: np.ndarray  # where documents start in `ids`
@@ -39,7 +39,7 @@ class EncodedBatch(NamedTuple):
 def batches(documents: Iterable[tuple[str, Iterator[Block]]], *, cuttable: bool) -> Iterator[list[DocumentPiece]]:
     """(split, blocks) of each document → pieces, in groups of BATCH_CHARS characters (or ids) or a little more.
 
-    A long text is cut into several pieces if `cuttable`, and is one piece otherwise. An empty text is no document.
+    A long text is cut into several pieces if `cuttable`, and is one piece otherwise. An empty text gives no document.
     """
     batch, n_chars = [], 0
     for split, blocks in documents:
@@ -78,7 +78,7 @@ def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
 
 
 def encode_batch(batch: list[DocumentPiece], *, encoder: Encoder) -> dict[str, EncodedBatch]:
-    """A batch → what it adds to each split: the pieces' ids, and one end-of-text token a document."""
+    """Encode a batch: for each split the ids of its pieces, with one end-of-text token after each document."""
     encoded = iter(encoder.encode([piece.content for piece in batch if isinstance(piece.content, str)]))
     ids = [next(encoded) if isinstance(piece.content, str) else piece.content for piece in batch]
     added = {}
@@ -97,7 +97,7 @@ def encode_batch(batch: list[DocumentPiece], *, encoder: Encoder) -> dict[str, E
 
 
 def in_order(work: Callable[[T], R], items: Iterable[T], n_workers: int) -> Iterator[R]:
-    """`map` on threads: results come in the order of the items, and only a few items are under way at once."""
+    """`map` on threads: results come in the order of the items, and at most 2 * n_workers + 1 items are in flight."""
     window: deque[Future[R]] = deque()
     with ThreadPoolExecutor(n_workers) as pool:
         try:

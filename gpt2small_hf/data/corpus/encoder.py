@@ -70,7 +70,7 @@ class Encoder:
         return [np.array(ids, np.uint32) for ids in encoded]
 
     def n_bytes(self, ids: np.ndarray) -> int:
-        """UTF-8 bytes of the text that `ids` stand for."""
+        """Return the number of UTF-8 bytes of the text of `ids`."""
         if self.byte_level:
             return int(self.token_bytes[ids].sum())
         return len(self.backend.decode(ids.tolist(), skip_special_tokens=False).encode())
@@ -150,7 +150,7 @@ def merge_ranks(backend: Tokenizer, model: dict[str, Any]) -> dict[bytes, int] |
 
     tokenizers joins the pairs in the merge list, in its order; tiktoken joins any pair whose concatenation is a token,
     lowest id first. The two are equal if (1) each merge makes a new token and ids grow in merge order, and (2) every
-    merged token is encoded as itself. Suppose they agreed so far and x, y now stand side by side with xy a token. No
+    merged token is encoded as itself. Suppose they agreed so far and x, y are now adjacent with xy a token. No
     merge crossed the ends of xy, so those inside it came in the order in which xy alone is encoded: [x, y] is a state
     on the way to xy, by (2) the next and last step is the merge (x, y), and by (1) no other merge makes xy. So every
     pair tiktoken may join is in the list, in the same order.

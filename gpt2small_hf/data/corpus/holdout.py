@@ -1,7 +1,7 @@
 """Which documents are held out for validation. Deterministic, and the same whatever the order of the documents.
 
 A whole document goes to one side, chosen by a hash of how it begins, so copies of a document never are in both splits.
-A corpus of a few long documents would be split badly that way: there each gives its tail.
+In a corpus of a few long documents the tail of each is held out instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpt2small_hf.data.corpus.readers import Block, Document
 from gpt2small_hf.errors import UsageError
 
 FEW_DOCUMENTS = 20
-HEAD = 1 << 16  # characters (or ids) that stand for a document in its hash
+HEAD = 1 << 16  # number of characters (or ids) of a document that its hash covers
 HASHES = 1 << 64
 
 
@@ -27,7 +27,7 @@ class Holdout:
 
         - There are more: those with a low hash are held out, `fraction` of them all. About 20 are expected among those
           seen already, so that none at all happens once in e^20 corpora.
-        - There are fewer: as many as have room in `fraction` of the bytes, in the order of their hashes.
+        - There are fewer: as many as fit in `fraction` of the bytes, in the order of their hashes.
         - There are fewer than 20: of each its tail.
 
         Raises: UsageError if all documents have the same beginning.

@@ -56,13 +56,13 @@ TRAINING_SAMPLE_BYTES = 100_000_000
 
 
 def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool = False) -> Path:
-    """Make the prepared folder, or find it already made from the same inputs.
+    """Prepare a folder, unless it was already prepared from the same inputs.
 
     Without `output_dir` it is `data/<source>-<first 8 digits of the fingerprint>`. The set is built under
     another name and renamed when complete; an interrupted build is resumed by the next call.
 
     Returns: the folder.
-    Raises:  UsageError for inputs that cannot be read, and for a folder that holds something else.
+    Raises:  UsageError for inputs that cannot be read, and for a folder with other contents.
     """
     tokenizer = None if args.trains_tokenizer else load_tokenizer(str(args.tokenizer))
     sources = open_sources(args, tokenizer)
@@ -75,7 +75,7 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     with exclusive_writer(folder.root):
         unfinished = folder.unfinished()
         built = is_built(unfinished, fingerprint)
-        if built:  # killed before it got its name
+        if built:  # interrupted before it was renamed
             meta = read_json(unfinished.meta)
         else:
             state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
@@ -115,7 +115,7 @@ def build(
 ) -> dict[str, Any]:
     """Write everything but meta.json to `folder`, resuming from `state`, which is saved in progress.json.
 
-    Returns: what meta.json says of the set itself.
+    Returns: the entries of meta.json, without those of provenance.
     """
     holdout = Holdout(documents_of(sources["train"]), args.held_out)
     if not folder.tokenizer.exists():
@@ -171,7 +171,7 @@ def build(
 
 
 def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:
-    """How far `folder` came with the same inputs.
+    """Return the saved state of `folder` if it has the same inputs, else empty it and return a new state.
 
     Raises: UsageError if it was started from other inputs and `overwrite` is not set, or was not made by prepare.
     """
@@ -197,14 +197,14 @@ def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) ->
 
 
 def discard(folder: DataFolder) -> None:
-    """Remove an unfinished set, last the file that says whose it is."""
+    """Remove an unfinished set; the file that identifies it last."""
     for path in sorted(folder.root.iterdir(), key=lambda path: path in (folder.progress, folder.meta)):
         remove(path)
     folder.root.rmdir()
 
 
 def is_built(folder: DataFolder, fingerprint: str) -> bool:
-    """Whether a preparation from the same inputs has everything but its name."""
+    """Return whether a set from the same inputs is complete and only has to be renamed."""
     return folder.meta.exists() and read_meta(folder.root)["fingerprint"] == fingerprint
 
 

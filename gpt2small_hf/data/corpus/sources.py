@@ -1,6 +1,6 @@
-"""What the flags name → sources of documents: local files, a Hub data set, or the language reference inside Python.
+"""Flags → sources of documents: local files, a Hub data set, or the language reference inside Python.
 
-How each is read: `documents.py`.
+`readers.py` reads them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """As the user knows it."""
+        """The name that the user gave."""
         return source_name(self.origin)
 
     def documents(self) -> Iterator[Document]:

@@ -48,7 +48,7 @@ Facts: TypeAlias = list[tuple[str, str]]
 def preview(names: list[str], args: PreviewArguments, chat: ChatFlags, *, ids: bool = False) -> None:
     """Print rows of the data `names`, and write them as a page if `args` names one.
 
-    Raises: UsageError for data, or settings, that there are no rows of.
+    Raises: UsageError for invalid data or settings.
     """
     open_set = _open_text if any(map(_is_prepared, names)) else _open_chats
     rows, tokenizer, facts, then = open_set(names, args, chat)
@@ -77,7 +77,7 @@ def _is_prepared(name: str) -> bool:
 def _open_text(
     names: list[str], args: PreviewArguments, chat: ChatFlags
 ) -> tuple[TextDataset, PreTrainedTokenizerFast, Facts, str]:
-    """The rows of a prepared folder, its tokenizer, what is said of them, and the command that trains on them."""
+    """Return the rows of a prepared folder, its tokenizer, facts to print, and the command that trains on them."""
     if len(names) > 1:
         prepared = next(filter(_is_prepared, names))
         raise UsageError(f"{prepared} is prepared text, which is previewed separately. Name it alone, or leave it out.")
@@ -115,7 +115,7 @@ def _open_text(
 def _open_chats(
     names: list[str], args: PreviewArguments, chat: ChatFlags
 ) -> tuple[ChatDataset, PreTrainedTokenizerFast, Facts, str]:
-    """The rows of chats, their tokenizer, what is said of them, and the command that trains on them."""
+    """Return the rows of chats, their tokenizer, facts to print, and the command that trains on them."""
     if args.packing in PACKINGS:
         raise UsageError(f"--packing {args.packing} applies to text. For chats choose {' or '.join(CHAT_PACKINGS)}.")
     place = None if args.tokenizer is None else find_tokenizer(args.tokenizer)
@@ -142,7 +142,7 @@ def _open_chats(
         )
     else:
         words = f"{args.tokenizer}, {len(tokenizer):,} entries"
-    # Named in the next command too, which begins with a recipe that has its own.
+    # Repeated in the next command, because its recipe sets another.
     template = chat.template or (None if isinstance(tokenizer.chat_template, str) else "chatml")
     new = set_template(tokenizer, template, add_special_tokens=chat.add_special_tokens)
     rows = ChatDataset(
@@ -176,7 +176,7 @@ def _open_chats(
         facts.append(("new tokens", " ".join(new)))
     given = {"chat_data": names, "init_from": place if is_model else None, "template": template}
     given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
-    # The recipe has a context of its own; what was shown is this one. That of a base is not made shorter: its rows are.
+    # Override the recipe's context with this one. A base model keeps its context; only the rows get shorter.
     given |= {"max_position_embeddings": max(seq_len, of_base) if place else args.seq_len}
     given |= {"seq_len": seq_len if seq_len < of_base else None, "packing": args.packing}
     return rows, tokenizer, facts, command("train", "examples/chat.yaml", *as_flags(given))
@@ -210,7 +210,7 @@ def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: i
 
 
 def find_tokenizer(name: str) -> str:
-    """Where the tokenizer lies that a name stands for: a run's is with its model, a prepared set's in a folder."""
+    """Resolve a name to the folder of its tokenizer: the model of a run, or the tokenizer of a prepared set."""
     folder = Path(name).expanduser()
     for inside in (RunFolder(folder).model, DataFolder(folder).tokenizer):
         if inside.is_dir() and not (folder / "tokenizer_config.json").is_file():
@@ -219,7 +219,7 @@ def find_tokenizer(name: str) -> str:
 
 
 def _said(chats: Iterable[Conversation]) -> Iterator[str]:
-    """What is said in chats, up to SAMPLE_CHARACTERS."""
+    """Yield the contents of messages, up to SAMPLE_CHARACTERS."""
     taken = 0
     for message in (message for chat in chats for message in chat.messages):
         for text in (text for key, text in message.items() if key != "role"):

@@ -46,7 +46,7 @@ class TokenGroup:
 
 @dataclass(frozen=True)
 class Part:
-    """What the model sees by itself: a conversation, a document, or a whole row."""
+    """A unit of attention: a conversation, a document, or a whole row."""
 
     heading: str
     pieces: list[TokenGroup]
@@ -59,7 +59,7 @@ class Row:
 
 
 def read_row(rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int) -> Row:
-    """Row `number`, taken apart."""
+    """Return row `number` as its parts and token groups."""
     row = rows[number]
     ids = row["input_ids"]
     # Rows of text have no labels: all tokens are supervised but the first token, which nothing predicts.
@@ -103,7 +103,7 @@ def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, super
             close(at + 1, special=True)
             continue
         text += decoder.decode(added[id].content.encode() if id in added else spelled(token))
-        if not decoder.getstate()[0]:  # no character is begun that the next token would end
+        if not decoder.getstate()[0]:  # no incomplete character
             close(at + 1)
     close(len(ids))
     return pieces
@@ -128,7 +128,7 @@ def _spelling(tokenizer: PreTrainedTokenizerFast) -> Callable[[str], bytes]:
 
 
 def visible(text: str) -> str:
-    """Text of which every character shows and none is obeyed; ends of lines are marked, and still are ends of lines.
+    """Return text with every control character made visible; line ends are marked and kept.
 
     Different texts give different results: a mark that is part of the text is written as its code point.
     """
@@ -153,12 +153,12 @@ def _not_text(words: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same without ends of lines."""
+    """Return visible text without line ends."""
     return visible(text).replace("\n", "")
 
 
 def shown(piece: TokenGroup) -> str:
-    """A piece's text in plain characters, by which a special token is no more alike one that was typed."""
+    """Return visible text in which a special token differs from the same characters typed as text."""
     return _not_text(visible(piece.text)) if piece.special else visible(piece.text)
 
 
@@ -280,7 +280,7 @@ def as_html(
         row_numbers: those to show.
         ids: each token with its id behind it.
         title: of the page.
-        facts: names and values to stand above the rows.
+        facts: names and values to print above the rows.
     """
     lines = [
         "<!doctype html>",
@@ -327,7 +327,7 @@ def _token(piece: TokenGroup, ids: bool) -> str:
     tag = "b" if piece.special else "span"
     numbers = "+".join(map(str, piece.ids))
     text, line_end = shown(piece), ""
-    if ids and text.endswith("\n"):  # the id stands on the line that its token ends
+    if ids and text.endswith("\n"):  # keep the id on the line that its token ends
         text, line_end = text[:-1], "\n"
     behind = f"<sub>{numbers}</sub>{line_end}" if ids else ""
     return f'<{tag} title="{numbers}">{html.escape(text)}{behind}</{tag}>'

@@ -85,6 +85,6 @@ def test_a_fraction_of_zero_holds_nothing_out():
     assert deal(MANY, 0)["validation"] == []
 
 
-def test_documents_that_are_all_alike_cannot_be_split():
+def test_identical_documents_cannot_be_split():
     with pytest.raises(UsageError, match=r"all 30 documents have the same beginning.*--validation_text"):
         deal(["the same"] * 30, 0.1)

@@ -306,7 +306,7 @@ def test_a_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pyt
     assert files_of(half.root) == files_of(tmp_path / "whole")
 
 
-def test_what_was_begun_from_other_inputs_is_given_up_only_when_told_to(text: Path):
+def test_an_unfinished_set_from_other_inputs_needs_overwrite(text: Path):
     unfinished = DataFolder(Path("set")).unfinished()
     unfinished.root.mkdir()
     unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batches": 5, "splits": {}}))
@@ -318,7 +318,7 @@ def test_what_was_begun_from_other_inputs_is_given_up_only_when_told_to(text: Pa
     assert len(texts_of(Path("set"), "train") + texts_of(Path("set"), "validation")) == 30
 
 
-def test_a_folder_in_the_way_is_left_alone(text: Path):
+def test_a_foreign_partial_folder_is_refused(text: Path):
     Path("set.partial").mkdir()
     Path("set.partial", "precious").touch()
     with pytest.raises(UsageError, match=r"set\.partial exists and was not made by prepare"):

@@ -128,7 +128,7 @@ class Page(HTMLParser):
     said=st.lists(contents, min_size=2, max_size=4), others=st.lists(contents, min_size=2, max_size=2), how=settings_of
 )
 @example(said=["🙂", "🙂中\u200d🙂"], others=["", ""], how={"loss_on": "all", "packing": "best_fit"})
-def test_what_is_marked_is_what_is_learned(
+def test_marked_tokens_are_the_supervised_tokens(
     tokenizer: PreTrainedTokenizerFast, said: list[str], others: list[str], how: dict[str, str]
 ):
     rows = ChatDataset([chat(*said), chat(*others)], tokenizer, seq_len=600, **how)
@@ -147,7 +147,7 @@ def test_what_is_marked_is_what_is_learned(
 
 
 @given(contents, contents)
-def test_no_two_texts_look_alike_and_nothing_in_them_is_obeyed(one: str, other: str):
+def test_visible_text_is_unique_and_has_no_control_characters(one: str, other: str):
     assert (visible(one) == visible(other)) == (one == other)
     assert read_back(visible(one)).decode() == one
     assert all(character.isprintable() for character in visible(one).replace("\n", ""))
@@ -430,7 +430,7 @@ def test_rows_shorter_than_the_context_of_the_base_are_called_the_default(
     assert f" --seq_len {longest}" in preview(path, "--tokenizer", model.parent, "--seq_len", longest).splitlines()[-1]
 
 
-def test_the_next_command_has_the_settings_that_were_looked_at(preview: Callable[..., str], chats: str):
+def test_the_next_command_repeats_the_previewed_settings(preview: Callable[..., str], chats: str):
     flags = ["--loss_on", "last", "--template", "llama2", "--add_special_tokens", "--seq_len", "200"]
     shown = preview(chats, f"{chats}[:1]", *flags, "--packing", "best_fit")
     assert "new tokens " in shown
@@ -513,7 +513,7 @@ def test_rows_that_cannot_be_read_are_counted(preview: Callable[..., str], chats
         )
 
 
-def test_chats_in_which_nobody_answers_can_still_be_looked_at(preview: Callable[..., str], tmp_path: Path):
+def test_chats_without_answers_can_be_previewed_with_loss_on_all(preview: Callable[..., str], tmp_path: Path):
     path = write_chats(tmp_path / "asked.jsonl", chat("Is anybody there?"))
     with pytest.raises(UsageError, match=r"asked.jsonl has no assistant turns.*--loss_on all"):
         preview(path)
@@ -563,7 +563,7 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(
         ("--packing best", "--packing"),
         ("--max_length 65 --seq_len 64", "--max_length is 65, but a row has 64 tokens. Raise --seq_len."),
         ("--max_length 1", "--max_length is 1. Give 2 or more."),
-        ("--max_length 4", "nothing is left to learn from"),
+        ("--max_length 4", "conversations can be used"),
         ("--template none", "--template none is neither a name"),
         ("--tokenizer nowhere/at_all", "no tokenizer nowhere/at_all"),
         ("--html page", "--html page is not the name of a page. Name a file that ends with .html."),
@@ -607,7 +607,7 @@ def test_a_page_replaces_no_folder_and_no_data(preview: Callable[..., str], chat
     assert Path(chats).read_bytes() == before
 
 
-def test_a_set_that_is_not_finished_is_said_to_be(preview: Callable[..., str], tmp_path: Path):
+def test_an_unfinished_set_is_refused(preview: Callable[..., str], tmp_path: Path):
     (tmp_path / "set.partial").mkdir()
     with pytest.raises(UsageError, match=r"set is not finished"):
         preview(tmp_path / "set")
