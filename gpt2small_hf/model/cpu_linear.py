@@ -41,7 +41,7 @@ class Linear(nn.Linear):
             and input.numel() > 0
             and torch.backends.mkldnn.enabled
             and not torch.is_autocast_enabled("cpu")
-            # Who compiles or watches PyTorch's operations chooses or counts for themselves.
+            # Compilers and dispatch modes must see PyTorch's own operation.
             and not torch.compiler.is_compiling()
             and not watchers()
         ):
@@ -87,9 +87,9 @@ def onednn(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear` in float32, computed by oneDNN where it can: it takes no batched, sparse or misshapen tensors."""
     try:
         return F.linear(input.to_mkldnn(), weight, bias).to_dense()
-    except RuntimeError:  # PyTorch's own computes what is left, or says what is wrong
+    except RuntimeError:  # fall back to PyTorch, which raises its own errors
         return F.linear(input, weight, bias)
 
 
-# How many modes watch PyTorch's operations; there is no public name for it.
+# The number of active dispatch modes, for which PyTorch has no public function.
 watchers: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)

@@ -35,7 +35,7 @@ class GPT2SmallDecoderLayer(GradientCheckpointingLayer, Block):
 
 
 class GPT2SmallPreTrainedModel(PreTrainedModel):
-    """What all models of this family tell the library about themselves."""
+    """Base class: what the library needs to know of every model of this family."""
 
     config: GPT2SmallConfig
     base_model_prefix = "model"
@@ -120,7 +120,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, and not both.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        # The library looks at restarting position_ids only where no cache is named: an empty one is not.
+        # The library detects restarting position_ids only without a cache: do not pass an empty one.
         filled = past_key_values
         if isinstance(filled, DynamicCache) and not filled.get_seq_length():
             filled = None
@@ -138,7 +138,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             inputs_embeds=hidden_states,
             attention_mask=attention_mask,
             past_key_values=filled,
-            position_ids=given,  # only they can part documents, and looking at them waits for the device
+            position_ids=given,  # only given ones can separate documents, and reading them synchronises the device
         )
         # Pipeline parallelism puts an Identity in place of the layers that another stage holds, and hands a later
         # stage its hidden states as inputs_embeds: they carry positions already.
@@ -162,7 +162,7 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
 
     def _check_context(self, position_ids: Tensor, length: int) -> None:
         limit = self.config.max_position_embeddings
-        # Looking at the ids waits for the device: only when the row is long enough to hold one past the limit.
+        # Reading the ids synchronises the device: do it only if the row is long enough to exceed the limit.
         if length > limit and (last := int(position_ids.max())) >= limit:
             raise ValueError(
                 f"The input reaches position {last + 1}, the model takes {limit} (max_position_embeddings). "
@@ -207,10 +207,10 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             position_ids: see the base model.
             past_key_values: see the base model.
             inputs_embeds: see the base model.
-            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is not counted. Labels
-                alone decide what is counted, not `attention_mask`: with `labels=input_ids` padding is counted too.
+            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is ignored. Only
+                labels select the loss, not `attention_mask`: with `labels=input_ids` padding counts too.
             use_cache: see the base model.
-            logits_to_keep: compute only the last so many positions' logits, or those at these indices; 0 means all.
+            logits_to_keep: number of last positions, or the indices of positions, to compute logits for; 0 means all.
             skip_logits: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
                 ordinary head), the logits of all positions then never exist at once.
             kwargs: `num_items_in_batch` divides the summed loss; the rest goes to the attention function.
@@ -253,7 +253,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
     ) -> Any:
         """Get ready what `forward` takes for the next token. Raises: ValueError past the context."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
-        # With a cache of fixed size a step may be compiled, and can then not look at its positions itself.
+        # With a static cache a step may be compiled, and cannot read its positions then.
         if (position_ids := inputs.get("position_ids")) is not None:
             self.model._check_context(position_ids, input_ids.shape[1])
         return inputs
@@ -270,8 +270,8 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         )
 
     def _can_skip_logits(self, hidden_states: Tensor) -> bool:
-        # The chunked loss reads the head's weight and goes around its forward: not where something stands in its place
-        # (an adapter, a quantised layer, a hook that fetches an offloaded weight) or the weight lies on many devices.
+        # The chunked loss reads the head's weight and bypasses its forward. It cannot be used if the head is replaced
+        # (an adapter, a quantised layer, a hook that fetches an offloaded weight) or its weight is sharded.
         head = self.lm_head
         return (
             hasattr(nn, "LinearCrossEntropyOptions")
@@ -281,7 +281,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             and head.weight.device == hidden_states.device
             and hidden_states.device.type != "meta"
             and not (head._forward_hooks or head._forward_pre_hooks or hasattr(head, "_hf_hook"))
-            and not hasattr(self, "_loss_function")  # set by somebody who wants another loss
+            and not hasattr(self, "_loss_function")  # set by the user to another loss
         )
 
     @staticmethod
@@ -293,23 +293,23 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         generation_config: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Go on past the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
+        """Generate past the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
 
-        The library hands no streamer and no `stop_strings` to such a function.
+        The library passes no streamer and no `stop_strings` to such a function.
 
-        Each time the context is full, the model forgets all but its last half and reads that again from position 0.
-        Within the context the text is that of an ordinary `generate`.
+        Each time the context is full, only its last half is kept and encoded again from position 0.
+        Within the context the result equals that of plain `generate`.
 
         Args:
-            model: the model, as `generate` hands it over with all that follows.
+            model: the model. `generate` passes it and all other arguments.
             input_ids: (B, T), of any length.
             logits_processor: changes the scores of the next token.
-            stopping_criteria: tells which rows have ended.
+            stopping_criteria: returns which rows have ended.
             generation_config: read for `do_sample`, and for the padding of rows that have ended.
-            kwargs: the `attention_mask`, (B, T), and what is not used.
+            kwargs: the `attention_mask`, (B, T), and unused arguments.
 
         Returns: (B, T + new).
-        Raises: ValueError for what is neither greedy nor sampled, or would return more than token ids.
+        Raises: ValueError for other generation modes, and for outputs other than token ids.
         """
         if (
             (generation_config.num_beams or 1) > 1
@@ -372,7 +372,7 @@ class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2S
 
 
 class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallPreTrainedModel):
-    """A label for each token, from what stands before it."""
+    """A label for each token, from the tokens up to it."""
 
     accepts_loss_kwargs = False
 
