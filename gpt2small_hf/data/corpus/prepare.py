@@ -118,16 +118,57 @@ def build(
     Returns: the entries of meta.json, without those of provenance.
     """
     holdout = Holdout(documents_of(sources["train"]), args.held_out)
+    encoder = open_encoder(args, sources["train"], tokenizer, holdout, folder)
+    dtype = np.dtype("<u2" if encoder.vocab_size <= 1 << 16 else "<u4")
+    splits = write_splits(args, sources, holdout, encoder, dtype, folder, state)
+    return {
+        "dtype": dtype.name,
+        "splits": splits,
+        "held_out": "files" if args.validation_text else holdout.held_out,
+        "tokenizer": {
+            "name": "trained here" if args.trains_tokenizer else args.tokenizer,
+            "of_hub": not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
+            "sha256": sha256(folder.tokenizer / "tokenizer.json"),
+            "vocab_size": encoder.vocab_size,
+            "eos_token_id": encoder.eos_id,
+        },
+        "sources": {split: [source.origin for source in of_split] for split, of_split in sources.items()},
+    }
+
+
+def open_encoder(
+    args: PrepareArguments,
+    train: list[Source],
+    tokenizer: PreTrainedTokenizerFast | None,
+    holdout: Holdout,
+    folder: DataFolder,
+) -> Encoder:
+    """Save the tokenizer in `folder` if it is not there yet, training it if there is none, and open its encoder."""
     if not folder.tokenizer.exists():
         # Each entry joins at least two bytes. The trainer reserves memory for as many entries as it is asked for.
         n_entries = min(args.new_vocab_size, SMALLEST_VOCABULARY + TRAINING_SAMPLE_BYTES)
-        made = tokenizer or train_tokenizer(sample(sources["train"], holdout), n_entries)
+        made = tokenizer or train_tokenizer(sample(train, holdout), n_entries)
         with atomic_write(folder.tokenizer) as temporary:
             made.save_pretrained(temporary)
     encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids
     if args.trains_tokenizer and encoder.vocab_size < args.new_vocab_size:
         log(f"the text is enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}.")
-    dtype = np.dtype("<u2" if encoder.vocab_size <= 1 << 16 else "<u4")
+    return encoder
+
+
+def write_splits(
+    args: PrepareArguments,
+    sources: dict[str, list[Source]],
+    holdout: Holdout,
+    encoder: Encoder,
+    dtype: np.dtype,
+    folder: DataFolder,
+    state: dict[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """Write token ids and document starts of every split, resuming from `state`. Returns: counts and files of each.
+
+    Raises: UsageError for a split without text.
+    """
     documents = chain(
         holdout.split(documents_of(sources["train"])),
         (("validation", document.blocks) for document in documents_of(sources.get("validation", []))),
@@ -154,20 +195,7 @@ def build(
                     f"the {split} split is empty. Give more --text, another --validation_fraction "
                     "(0: hold out nothing), or --validation_text."
                 )
-        splits = {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
-    return {
-        "dtype": dtype.name,
-        "splits": splits,
-        "held_out": "files" if args.validation_text else holdout.held_out,
-        "tokenizer": {
-            "name": "trained here" if args.trains_tokenizer else args.tokenizer,
-            "of_hub": not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
-            "sha256": sha256(folder.tokenizer / "tokenizer.json"),
-            "vocab_size": encoder.vocab_size,
-            "eos_token_id": encoder.eos_id,
-        },
-        "sources": {split: [source.origin for source in of_split] for split, of_split in sources.items()},
-    }
+        return {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
 
 
 def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:

@@ -154,32 +154,37 @@ def _open_chats(
         packing=args.packing or "padding",
         overlong=chat.overlong,
     )
-    said = "the tokenizer's own" if template is None else "as given" if re.search("{[{%]", template) else template
     settings = Path(place or "") / "config.json"
     is_model = place is not None and settings.is_file()
-    of_base = read_json(settings).get("max_position_embeddings", 0) if is_model else 0
+    base_context = read_json(settings).get("max_position_embeddings", 0) if is_model else 0
     facts = [("data", describe_source(source)) for source in read.sources]
-    share = rows.n_supervised / rows.n_tokens
-    facts += [
-        ("of these", str(rows.counts)),
-        (
-            "rows",
-            f"{len(rows):,} of at most {seq_len:,} tokens ({rows.packing}): {rows.n_tokens:,} tokens, "
-            f"{rows.n_supervised:,} supervised ({share:.1%}), loss on {rows.loss_on}",
-        ),
-        ("template", f"{said}; an answer ends with {' or '.join(stop_tokens(tokenizer))}"),
-        ("tokenizer", words),
-    ]
+    facts += _chat_facts(rows, tokenizer, template, words)
     if rows.counts.too_long or rows.counts.shortened:
-        facts.append(("too long", _lost(rows, args, chat, context, least=of_base)))
+        facts.append(("too long", _lost(rows, args, chat, context, least=base_context)))
     if new:
         facts.append(("new tokens", " ".join(new)))
     given = {"chat_data": names, "init_from": place if is_model else None, "template": template}
     given |= {"add_special_tokens": chat.add_special_tokens, **chat.as_given()}
     # Override the recipe's context with this one. A base model keeps its context; only the rows get shorter.
-    given |= {"max_position_embeddings": max(seq_len, of_base) if place else args.seq_len}
-    given |= {"seq_len": seq_len if seq_len < of_base else None, "packing": args.packing}
+    given |= {"max_position_embeddings": max(seq_len, base_context) if place else args.seq_len}
+    given |= {"seq_len": seq_len if seq_len < base_context else None, "packing": args.packing}
     return rows, tokenizer, facts, command("train", "examples/chat.yaml", *as_flags(given))
+
+
+def _chat_facts(rows: ChatDataset, tokenizer: PreTrainedTokenizerFast, template: str | None, words: str) -> Facts:
+    """Return counts, rows, template and tokenizer (`words`) of a preview of chats."""
+    share = rows.n_supervised / rows.n_tokens
+    named = "the tokenizer's own" if template is None else "as given" if re.search("{[{%]", template) else template
+    return [
+        ("of these", str(rows.counts)),
+        (
+            "rows",
+            f"{len(rows):,} of at most {rows.seq_len:,} tokens ({rows.packing}): {rows.n_tokens:,} tokens, "
+            f"{rows.n_supervised:,} supervised ({share:.1%}), loss on {rows.loss_on}",
+        ),
+        ("template", f"{named}; an answer ends with {' or '.join(stop_tokens(tokenizer))}"),
+        ("tokenizer", words),
+    ]
 
 
 def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: int, *, least: int) -> str:
