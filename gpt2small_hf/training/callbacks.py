@@ -75,7 +75,7 @@ class MetricsLog(TrainerCallback):
             append_jsonl(self.path, {"step": state.global_step, **logs})
 
 
-class Samples(TrainerCallback):
+class SampleCallback(TrainerCallback):
     """Append completions of the prompts to `samples.jsonl`: before the first step, and at ten checkpoints at most."""
 
     def __init__(
@@ -172,7 +172,7 @@ def unsharded_model(model: nn.Module) -> Any:
     return gathered
 
 
-class Charts(TrainerCallback):
+class ChartCallback(TrainerCallback):
     """Draw the run's charts at checkpoints, at most once a minute."""
 
     def __init__(self, run: RunFolder) -> None:

@@ -211,7 +211,7 @@ def gain_of(steps: np.ndarray, losses: np.ndarray) -> tuple[float, float]:
     return float(-slope * length), float(error * length)
 
 
-class Health(TrainerCallback):
+class HealthCallback(TrainerCallback):
     """Report each symptom on stderr and in `metrics.jsonl`, once per run, also across resumes."""
 
     def __init__(self, metrics: Path) -> None:

@@ -39,11 +39,11 @@ from gpt2small_hf.training.budget import (
     wanted_tokens,
 )
 from gpt2small_hf.training.callbacks import (
-    Charts,
+    ChartCallback,
     EarlyStopping,
     MetricsLog,
     ProgressLine,
-    Samples,
+    SampleCallback,
     StopOnSignal,
     unsharded_model,
 )
@@ -51,7 +51,7 @@ from gpt2small_hf.training.checkpoint_files import is_scheduled
 from gpt2small_hf.training.describe import count_parameters, describe_run, tokens_per_step
 from gpt2small_hf.training.finalize import finalize, merge_adapter
 from gpt2small_hf.training.fit import fit, last_checkpoint
-from gpt2small_hf.training.health import Health
+from gpt2small_hf.training.health import HealthCallback
 from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
@@ -221,7 +221,7 @@ def build_trainer(
     inputs.tokenizer.model_max_length = inputs.config.max_position_embeddings
     progress = ProgressLine(tokens_per_step(config, rows, arguments.world_size))
     stop = StopOnSignal(progress, to_resume=settings.command_to_resume)
-    samples = Samples(
+    samples = SampleCallback(
         run.samples,
         inputs.tokenizer,
         settings.prompts or [],
@@ -230,7 +230,7 @@ def build_trainer(
         all_checkpoints=settings.sample_all_checkpoints,
         starts_scheduled=checkpoint is None or is_scheduled(checkpoint),
     )
-    callbacks = [stop, MetricsLog(run.metrics), progress, Health(run.metrics), samples, Charts(run)]
+    callbacks = [stop, MetricsLog(run.metrics), progress, HealthCallback(run.metrics), samples, ChartCallback(run)]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStopping(settings.early_stopping_patience))
     peak = None

@@ -34,7 +34,7 @@ from gpt2small_hf.data.text_dataset import TextDataset, collate
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal
-from gpt2small_hf.training.health import Health
+from gpt2small_hf.training.health import HealthCallback
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 STEPS_A_TURN = 10
@@ -141,7 +141,7 @@ def overhead(n_rounds: int) -> list[list[str]]:
     def ours(place: str) -> None:
         metrics = Path(place) / "metrics.jsonl"
         # What a run has while it trains; samples and charts come with checkpoints, which none of the three writes.
-        watching = [MetricsLog(metrics), ProgressLine(1024), Health(metrics)]
+        watching = [MetricsLog(metrics), ProgressLine(1024), HealthCallback(metrics)]
         run(CausalLMTrainer, place, "ours", [*watching], logging_nan_inf_filter=False)
 
     def run(kind: type[Trainer], place: str, name: str, callbacks: list[Any], **changes: Any) -> None:

@@ -148,7 +148,7 @@ MOMENTS: dict[str, Callable[[Lengths], None]] = {
     "kill after the last step": lambda run: at_step(run.last_step, signal.SIGKILL, after=True),
     "kill before a checkpoint gets its name": lambda _: at_call(CausalLMTrainer, "_give_name"),
     "kill before older checkpoints are removed": lambda _: at_call(CausalLMTrainer, "_rotate", 2),
-    "kill before a checkpoint's samples": lambda _: at_call(callbacks.Samples, "on_save", 2),
+    "kill before a checkpoint's samples": lambda _: at_call(callbacks.SampleCallback, "on_save", 2),
     "kill before the closing line": lambda _: at_call(Trainer, "_finalize_training"),
     "kill after the closing line": lambda _: at_call(CausalLMTrainer, "tidy"),
     "kill before the model is saved": lambda _: at_call(run, "save_model"),

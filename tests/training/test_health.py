@@ -12,7 +12,7 @@ from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.runs.files import read_jsonl, write_jsonl
 from gpt2small_hf.training.callbacks import MetricsLog
-from gpt2small_hf.training.health import Health, Symptoms, gain_of, is_spike
+from gpt2small_hf.training.health import HealthCallback, Symptoms, gain_of, is_spike
 from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import training_arguments
 
@@ -36,7 +36,7 @@ def make(place, rows=COUNTING, heldout=None, *, optimizers=(None, None), config=
         train_dataset=rows,
         eval_dataset=heldout,
         optimizers=(None, None) if optimizers == (None, None) else optimizers(model),
-        callbacks=[MetricsLog(metrics), Health(metrics)],
+        callbacks=[MetricsLog(metrics), HealthCallback(metrics)],
     )
 
 
