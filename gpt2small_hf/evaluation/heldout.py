@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.data.text_dataset import TextDataset, stream_blocks
-from gpt2small_hf.runs.records import Measures
+from gpt2small_hf.runs.results import Measures
 
 # Maximum number of training tokens that baselines read: enough for frequencies, in about a minute.
 MOST_TRAINING_TOKENS = 100_000_000

@@ -15,7 +15,8 @@ from gpt2small_hf.formatting import number, perplexity
 from gpt2small_hf.runs.files import write_jsonl
 from gpt2small_hf.runs.json_records import Part
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.records import (
+from gpt2small_hf.runs.records import MadeBy
+from gpt2small_hf.runs.results import (
     Answer,
     AnswerCounts,
     Answers,
@@ -23,7 +24,6 @@ from gpt2small_hf.runs.records import (
     HeldOut,
     HeldOutLosses,
     HeldOutRows,
-    MadeBy,
     Measures,
     NewText,
 )

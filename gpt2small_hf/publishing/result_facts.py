@@ -17,7 +17,8 @@ from gpt2small_hf.report.tables import new_text, one_line, rise_line
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.runs.records import Answer, HeldOut, NewText, Resolved
+from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.results import Answer, HeldOut, NewText
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3

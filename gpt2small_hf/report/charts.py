@@ -20,7 +20,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from gpt2small_hf.runs.files import atomic_write, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.records import HeldOut, Resolved
+from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.results import HeldOut
 
 MAX_POINTS = 600
 """Maximum number of points in a line: more would share pixels."""

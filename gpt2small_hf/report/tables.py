@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Sequence
 
 from gpt2small_hf.evaluation.tasks import has_overlap, overlap_note
-from gpt2small_hf.runs.records import HeldOut, NewText
+from gpt2small_hf.runs.results import HeldOut, NewText
 
 CHATS_TO_JUDGE_BY = 10
 """With fewer held-out chats, the model with the lowest loss is mostly chosen by chance."""

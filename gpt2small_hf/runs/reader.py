@@ -13,7 +13,8 @@ from typing import Any
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in, number_of
-from gpt2small_hf.runs.records import Answer, HeldOut, Resolved
+from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.results import Answer, HeldOut
 
 Rows = list[dict[str, Any]]
 

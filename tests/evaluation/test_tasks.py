@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 from gpt2small_hf.evaluation import tasks
 from gpt2small_hf.evaluation.task import Task
 from gpt2small_hf.evaluation.tasks import evaluate, notes, results_of, tables
-from gpt2small_hf.runs.records import HeldOut, Measures
+from gpt2small_hf.runs.results import HeldOut, Measures
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from gpt2small_hf.report.tables import console_table, overlap_line
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.runs.records import HeldOut
+from gpt2small_hf.runs.results import HeldOut
 from report.test_tables import cells, rendered
 
 

@@ -19,7 +19,7 @@ from gpt2small_hf.report.tables import (
     worse_line,
 )
 from gpt2small_hf.runs.files import read_json
-from gpt2small_hf.runs.records import HeldOut
+from gpt2small_hf.runs.results import HeldOut
 
 MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
 OLD = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "evaluation" / "heldout.json")

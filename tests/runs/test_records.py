@@ -12,7 +12,8 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_jsonl
 from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Record
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.records import Answer, HeldOut, Resolved
+from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.results import Answer, HeldOut
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""

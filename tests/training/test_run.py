@@ -26,7 +26,7 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.runs.records import HeldOut
+from gpt2small_hf.runs.results import HeldOut
 from gpt2small_hf.training.base_model import draw_weights
 from gpt2small_hf.training.trainer import CausalLMTrainer
 

@@ -1,0 +1,160 @@
+# pyright: strict
+"""Typed contents of the files that training and evaluation write into a run folder, apart from resolved.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpt2small_hf.runs.json_records import Part, Record
+from gpt2small_hf.runs.records import MadeBy
+
+# ---- evaluation/heldout.json -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measures(Part):
+    """The mean loss of some tokens, in three units."""
+
+    loss_nats: float = field(metadata={"key": "loss"})
+    perplexity: float | None = None
+    """exp(loss); None if it is too large for a number."""
+    bits_per_byte: float | None = None
+    """loss / ln 2 / bytes per token, which is comparable between tokenizers."""
+    standard_error_nats: float | None = field(default=None, metadata={"key": "standard_error"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewText(Measures):
+    """The loss of the held-out tokens that are in no overlap with the training text."""
+
+    share: float
+    """Of all held-out tokens."""
+    recorded_overlap_tokens: int | None = field(default=None, metadata={"key": "overlap_tokens"})
+    searched_tokens: int | None = None
+    """Training tokens that were compared, from the first."""
+
+    @property
+    def overlap_tokens(self) -> int:
+        """The length of an overlap, in tokens; earlier versions did not record it."""
+        return self.recorded_overlap_tokens or 13
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutRows(Part):
+    """The rows that a loss was measured on."""
+
+    rows: int
+    seq_len: int
+    predicted_tokens: int | None = None
+    conversations: int | None = None
+    loss_on: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerCounts(Part):
+    """Number of answered held-out questions, and of answers that end with a stop token."""
+
+    asked: int
+    ended: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutLosses(Part):
+    """The loss on held-out rows. If nothing is held out there are 0 rows and no losses."""
+
+    rows: HeldOutRows
+    before: Measures | None = None
+    """Before training."""
+    unigram: Measures | None = None
+    """Of a model that predicts the token frequencies of the training data."""
+    after: Measures | None = None
+    """After training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(HeldOutLosses, Record):
+    """`evaluation/heldout.json`: the results of the evaluation tasks, without generated text."""
+
+    new_text: NewText | None = None
+    """After training; None of chats, and if all tokens are in an overlap with the training text."""
+    answers: AnswerCounts | None = None
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    """Results of further tasks, by name."""
+    step: int | None = None
+    """Of the weights."""
+    last_step: int | None = None
+    """That training ended at."""
+    made_by: MadeBy
+
+
+# ---- evaluation/answers.jsonl ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer(Part):
+    """A line of `evaluation/answers.jsonl`: a held-out question and the finished model's answer."""
+
+    messages: list[dict[str, Any]]
+    """The conversation up to the question."""
+    answer: str
+    ended: bool
+    """Whether the answer ended with a stop token."""
+
+    @property
+    def turns(self) -> list[str]:
+        """Return the text of each message, up to the question."""
+        return [message["content"] for message in self.messages]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(AnswerCounts):
+    """The result of the task `answers`: counts for `heldout.json`, and the lines of `answers.jsonl`."""
+
+    answers: list[Answer] = field(default_factory=list[Answer])
+
+    @property
+    def counts(self) -> AnswerCounts:
+        """Return the counts alone."""
+        return AnswerCounts(asked=self.asked, ended=self.ended, max_new_tokens=self.max_new_tokens)
+
+
+# ---- evaluation/completions.json and samples.jsonl ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings(Part):
+    """How text was generated."""
+
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion(Part):
+    """A prompt and its two continuations, without the prompt."""
+
+    prompt: str
+    """As the model read it."""
+    greedy: str
+    sampled: str
+    settings: SamplingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Completion):
+    """A line of `samples.jsonl`: a completion by the model of a step."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions(Record):
+    """`evaluation/completions.json`: prompts that the finished model continued or answered."""
+
+    completions: list[Completion]
+    is_chat: bool | None = None
+    made_by: MadeBy | None = None
