@@ -35,7 +35,6 @@ from gpt2small_hf.training.budget import (
     peak_flops,
     precision_of,
     steps_for,
-    steps_of_epochs,
     wanted_tokens,
 )
 from gpt2small_hf.training.callbacks import (
@@ -123,7 +122,7 @@ def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None
         arguments = training_arguments(config.trainer, run.checkpoints)
     trainer, stop, progress = build_trainer(config, run, inputs, model, arguments, checkpoint)
     if checkpoint is None:
-        run_on_rank_0(lambda: check_before_training(trainer, config, inputs))
+        run_on_rank_0(lambda: show(preflight(trainer, config, inputs), everything=config.run.preflight_only))
     if config.run.preflight_only:
         _print_next(config)
         return
@@ -256,29 +255,6 @@ def build_trainer(
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
     return trainer, stop, progress
-
-
-def check_before_training(trainer: CausalLMTrainer, config: RunConfig, inputs: RunInputs) -> None:
-    """Check model, rows, schedule and disk; print all checks with --preflight_only, else the warnings.
-
-    Raises: UsageError for an error.
-    """
-    n_processes, total = trainer.args.world_size, config.trainer.max_steps
-    if total < 1:
-        total = steps_of_epochs(len(inputs.rows), config.trainer, n_processes)
-    checks = preflight(
-        trainer,
-        rows=inputs.rows,
-        heldout=inputs.heldout,
-        total_steps=total,
-        tokens_per_step=tokens_per_step(config, inputs.rows, n_processes),
-        folder_to_write=config.run.output_dir,
-        fresh=config.run.branch_from is None and inputs.base is None,
-        known_positions=inputs.known_positions,
-        allow_high_initial_loss=config.run.allow_high_initial_loss,
-        prompts=config.run.prompts or [],
-    )
-    show(checks, everything=config.run.preflight_only)
 
 
 def _print_next(config: RunConfig) -> None:
