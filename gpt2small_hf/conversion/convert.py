@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    from gpt2small_hf.conversion.readers import Source
+    from gpt2small_hf.conversion.readers import SourceModel
 
 TOLERANCE = 1e-5
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
@@ -39,7 +39,7 @@ def convert(
     settings: Path | None = None,
     tokenizer: str | None = None,
     overwrite: bool = False,
-) -> Source:
+) -> SourceModel:
     """Write `src` as a folder of form `to`, with its tokenizer, atomically.
 
     Returns: what was read.
@@ -104,7 +104,7 @@ def origin_of(path: Path) -> str | None:
     return found[1].replace("--", "/", 1) if found else None
 
 
-def provenance(source: Source, origin: str | None) -> dict[str, Any] | None:
+def provenance(source: SourceModel, origin: str | None) -> dict[str, Any] | None:
     """Return what `converted.json` records of weights, so that a publisher does not claim to have trained them.
 
     Returns: the format (`what`), the settings and the Hub id (`origin`); None for weights in this package's format that
@@ -132,7 +132,7 @@ def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:
         raise UsageError(f"{dst} is not a model folder, so --overwrite does not replace it. Name another folder.")
 
 
-def describe(source: Source) -> str:
+def describe(source: SourceModel) -> str:
     """Return the format and sizes of a source in one line."""
     c = source.config
     parameters = sum(weight.numel() for weight in source.weights.values())
@@ -145,7 +145,7 @@ def describe(source: Source) -> str:
     )
 
 
-def load_words(source: Source, name: str | None) -> PreTrainedTokenizerFast | None:
+def load_words(source: SourceModel, name: str | None) -> PreTrainedTokenizerFast | None:
     """Load the tokenizer by name, else the one in the weights' folder, else None; align it and the configuration.
 
     Raises: UsageError for one that cannot be loaded or has more entries than the model.
@@ -175,7 +175,7 @@ def use_tokenizer_class_of_transformers_4(path: Path) -> None:
         write_json(path, {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def check(source: Source, folder: Path) -> float:
+def check(source: SourceModel, folder: Path) -> float:
     """Compare what was written with the source: weights bit for bit, and logits in float32.
 
     Returns: the largest difference of logits. It may be 1e-5, times the largest logit where that is above 1.

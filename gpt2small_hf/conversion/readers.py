@@ -83,7 +83,7 @@ def dtype_of(weights: Weights) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceModel:
     """A model read from disk."""
 
     what: str
@@ -128,7 +128,7 @@ def fetch(name: str) -> Path:
         ) from None
 
 
-def read(path: Path, settings_path: Path | None = None) -> Source:
+def read(path: Path, settings_path: Path | None = None) -> SourceModel:
     """Recognise a file or folder and read it.
 
     `settings_path` is the reference series' model.json if it is in another folder than the weights.
@@ -153,7 +153,7 @@ def read(path: Path, settings_path: Path | None = None) -> Source:
     return _read_described(folder, read_safetensors(path), settings_path)
 
 
-def _read_described(folder: Path, weights: Weights, settings_path: Path) -> Source:
+def _read_described(folder: Path, weights: Weights, settings_path: Path) -> SourceModel:
     settings = _read_json(settings_path)
     kind = settings.get("model_type")
     if kind == GPT2SmallConfig.model_type:
@@ -173,7 +173,7 @@ def _read_described(folder: Path, weights: Weights, settings_path: Path) -> Sour
     )
 
 
-def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> Source:
+def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> SourceModel:
     theirs = config_from_dict(GPT2Config, settings)
     config = config_from_gpt2(theirs)
     weights = {  # a model saved without its head has no prefix
@@ -189,7 +189,7 @@ def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> Sour
     return replace(source, original=partial(_filled, GPT2LMHeadModel, theirs, weights))
 
 
-def _read_nanogpt(path: Path) -> Source:
+def _read_nanogpt(path: Path) -> SourceModel:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error below covers unknown files
@@ -212,10 +212,10 @@ def _read_nanogpt(path: Path) -> Source:
     return _source(path.parent, "nanoGPT", config, ours, names_special_tokens=False)
 
 
-def _source(folder: Path, what: str, config: GPT2SmallConfig, weights: Weights, **more: Any) -> Source:
+def _source(folder: Path, what: str, config: GPT2SmallConfig, weights: Weights, **more: Any) -> SourceModel:
     dtype = dtype_of(weights)
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
-    return Source(what, config, weights, folder, original=partial(_core, config, weights), **more)
+    return SourceModel(what, config, weights, folder, original=partial(_core, config, weights), **more)
 
 
 def read_safetensors(path: Path) -> Weights:

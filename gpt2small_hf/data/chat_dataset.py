@@ -63,7 +63,7 @@ class ChatDataset(RowDataset):
     """Rows of complete conversations, with labels that are -100 except at supervised tokens.
 
     `packing` says how:
-    - `best_fit`: several in a row (`packing.pack_unsplit`); `position_ids` restart at 0 with each, and the model
+    - `pack_cropped`: several in a row (`packing.pack_unsplit`); `position_ids` restart at 0 with each, and the model
       attends within each one only.
     - `padding`: one in a row; `collate` pads the rows of a batch to the longest.
 

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 BUFFER_DOCUMENTS = 1024
-BEST_FIT_VERSION = 1  # goes up when `best_fit` would give other rows
+PACK_CROPPED_VERSION = 1  # goes up when `pack_cropped` would give other rows
 
 
 def count_rows(n_tokens: int, seq_len: int) -> int:
@@ -35,7 +35,7 @@ def restarting_positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
     return places - np.maximum.accumulate(np.where(tokens == eos_id, places, 0))
 
 
-def best_fit(lengths: np.ndarray, seq_len: int) -> np.ndarray:
+def pack_cropped(lengths: np.ndarray, seq_len: int) -> np.ndarray:
     """Fill rows of exactly `seq_len` tokens with whole documents where they fit, and with beginnings where none does.
 
     A row takes, of the next BUFFER_DOCUMENTS documents, always the longest that fits the room left; when none does, the

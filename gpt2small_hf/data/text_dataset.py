@@ -17,9 +17,9 @@ from gpt2small_hf.data.corpus.metadata import DAMAGED, check_complete, read_meta
 from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.corpus.shards import OFFSET
 from gpt2small_hf.data.packing import (
-    BEST_FIT_VERSION,
-    best_fit,
+    PACK_CROPPED_VERSION,
     count_rows,
+    pack_cropped,
     restarting_positions,
     row_span,
 )
@@ -47,7 +47,7 @@ class TextDataset(RowDataset):
     `packing` says how:
     - `stream`: the stream cut every `seq_len` tokens, as the reference series does; a row may begin inside a document.
     - `bos_bestfit`: every row begins with a document, and each document with an end-of-text token, GPT-2's BOS: the
-      token before it in the stream (added before the first document). `packing.best_fit` chooses them.
+      token before it in the stream (added before the first document). `packing.pack_cropped` chooses them.
       Documents are cropped to one row: see `cropped_share`.
     - `isolate`: the rows of `stream` with attention within documents only: `position_ids` restart at 0 at each
       end-of-text token. That token is still predicted from its own document,
@@ -261,19 +261,19 @@ def stream_blocks(rows: TextDataset, most: int, overlap: int = 0) -> Iterator[np
 
 
 def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
-    """Load the rows of `packing.best_fit` from the file at `path`, or compute and save them.
+    """Load the rows of `packing.pack_cropped` from the file at `path`, or compute and save them.
 
     The file's last number is a checksum of the others and of all they were made from: a damaged file, or one made
     from other documents or by another version, is replaced.
 
     `documents`: where each starts in the stream, then the stream's length.
 
-    Returns: what `best_fit` returns, memory-mapped; in memory where the file cannot be written.
+    Returns: what `pack_cropped` returns, memory-mapped; in memory where the file cannot be written.
     """
-    made_from = zlib.crc32(documents.data, zlib.crc32(f"{BEST_FIT_VERSION} {seq_len}".encode()))
+    made_from = zlib.crc32(documents.data, zlib.crc32(f"{PACK_CROPPED_VERSION} {seq_len}".encode()))
     if (found := read_index(path, made_from)) is not None:
         return found
-    index = best_fit(np.diff(documents), seq_len).astype("<i8")
+    index = pack_cropped(np.diff(documents), seq_len).astype("<i8")
     try:
         with atomic_write(path) as temporary, temporary.open("wb") as file:
             np.save(file, np.append(index, zlib.crc32(index.data, made_from)))

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gpt2small_hf.data.packing import (
     BUFFER_DOCUMENTS,
-    best_fit,
     count_rows,
+    pack_cropped,
     pack_unsplit,
     restarting_positions,
     row_span,
@@ -20,8 +20,8 @@ LENGTHS = st.lists(st.integers(1, 60) | st.integers(1, 5), min_size=1, max_size=
 
 
 def pieces(lengths: list[int], seq_len: int) -> list[list[tuple[int, int]]]:
-    """For each row that `best_fit` makes, its documents and how many tokens of each."""
-    index = best_fit(np.array(lengths), seq_len).tolist()
+    """For each row that `pack_cropped` makes, its documents and how many tokens of each."""
+    index = pack_cropped(np.array(lengths), seq_len).tolist()
     assert index[index[0] - 1] == len(index)
     rows = []
     for row in range(index[0] - 1):
@@ -46,7 +46,7 @@ def test_rows_hold_every_token_in_order_but_for_a_last_partial_row(n_tokens: int
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 64))
-def test_best_fit_fills_every_row_exactly_and_uses_no_document_twice(lengths: list[int], seq_len: int):
+def test_pack_cropped_fills_every_row_exactly_and_uses_no_document_twice(lengths: list[int], seq_len: int):
     rows = pieces(lengths, seq_len)
     assert all(sum(length for _, length in row) == seq_len for row in rows)
     assert all(length >= 1 for row in rows for _, length in row)
@@ -56,20 +56,20 @@ def test_best_fit_fills_every_row_exactly_and_uses_no_document_twice(lengths: li
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 64))
-def test_best_fit_crops_only_the_last_document_of_a_row(lengths: list[int], seq_len: int):
+def test_pack_cropped_crops_only_the_last_document_of_a_row(lengths: list[int], seq_len: int):
     for row in pieces(lengths, seq_len):
         assert all(length == lengths[document] for document, length in row[:-1])
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 64))
-def test_best_fit_leaves_out_less_than_a_row_of_whole_documents(lengths: list[int], seq_len: int):
+def test_pack_cropped_leaves_out_less_than_a_row_of_whole_documents(lengths: list[int], seq_len: int):
     used = {document for row in pieces(lengths, seq_len) for document, _ in row}
     assert sum(length for document, length in enumerate(lengths) if document not in used) < seq_len
     assert len(used) > 0 or sum(lengths) < seq_len
 
 
 @given(lengths=LENGTHS, seq_len=st.integers(1, 64))
-def test_best_fit_takes_the_longest_that_fits_or_crops_the_shortest(lengths: list[int], seq_len: int):
+def test_pack_cropped_takes_the_longest_that_fits_or_crops_the_shortest(lengths: list[int], seq_len: int):
     waiting = dict(enumerate(lengths))  # fewer than the buffer holds
     assert len(waiting) <= BUFFER_DOCUMENTS
     for row in pieces(lengths, seq_len):
@@ -85,13 +85,13 @@ def test_best_fit_takes_the_longest_that_fits_or_crops_the_shortest(lengths: lis
             del waiting[document]
 
 
-def test_best_fit_looks_no_further_ahead_than_its_buffer():
+def test_pack_cropped_looks_no_further_ahead_than_its_buffer():
     lengths = [3] * BUFFER_DOCUMENTS + [2, 3]
     assert pieces(lengths, 5)[0] == [(0, 3), (BUFFER_DOCUMENTS, 2)]  # the first taken lets it in
     assert pieces([3, *lengths], 5)[0] == [(0, 3), (BUFFER_DOCUMENTS, 2)]  # cropped
 
 
-def test_best_fit_of_documents_that_fit_together_loses_nothing():
+def test_pack_cropped_of_documents_that_fit_together_loses_nothing():
     assert pieces([4, 9, 6, 1, 10], 10) == [[(4, 10)], [(1, 9), (3, 1)], [(2, 6), (0, 4)]]
 
 

@@ -21,7 +21,7 @@ from gpt2small_hf.data import text_dataset as dataset
 from gpt2small_hf.data.corpus import shards
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.prepare import prepare
-from gpt2small_hf.data.packing import best_fit
+from gpt2small_hf.data.packing import pack_cropped
 from gpt2small_hf.data.text_dataset import TextDataset, collate
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
@@ -191,7 +191,7 @@ def test_best_fit_rows_begin_with_a_document_and_hold_documents_from_their_begin
 @pytest.mark.parametrize("seq_len", [16, 64, 300])
 def test_best_fit_rows_are_the_documents_that_were_chosen(articles: Path, seq_len: int):
     documents = documents_of(articles)
-    index = best_fit(np.array([len(document) for document in documents]), seq_len)
+    index = pack_cropped(np.array([len(document) for document in documents]), seq_len)
     rows = TextDataset(articles, "train", seq_len, packing="bos_bestfit")
     assert len(rows) == index[0] - 1
     assert rows[0]["input_ids"].dtype == np.int64
@@ -341,7 +341,7 @@ def of_other_documents(file: Path) -> None:
 def of_another_version(file: Path) -> None:
     file.unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "BEST_FIT_VERSION", dataset.BEST_FIT_VERSION + 1)
+        patch.setattr(dataset, "PACK_CROPPED_VERSION", dataset.PACK_CROPPED_VERSION + 1)
         TextDataset(file.parent, "train", 64, packing="bos_bestfit")
 
 

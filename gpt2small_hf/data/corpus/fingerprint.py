@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus.metadata import check_complete, read_meta
-from gpt2small_hf.data.corpus.sources import Source, source_name
+from gpt2small_hf.data.corpus.sources import TextSource, source_name
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
 
@@ -17,7 +17,7 @@ FORMAT = 1  # goes up when the same inputs would give other files
 
 
 def describe_inputs(
-    args: PrepareArguments, sources: dict[str, list[Source]], tokenizer: PreTrainedTokenizerFast | None
+    args: PrepareArguments, sources: dict[str, list[TextSource]], tokenizer: PreTrainedTokenizerFast | None
 ) -> dict[str, Any]:
     """Return everything that determines the token ids: sets with equal inputs are equal."""
     return {
@@ -36,7 +36,7 @@ def hash_of(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 def already_made(
-    folder: DataFolder, inputs: dict[str, Any], sources: dict[str, list[Source]], *, overwrite: bool
+    folder: DataFolder, inputs: dict[str, Any], sources: dict[str, list[TextSource]], *, overwrite: bool
 ) -> bool:
     """Return whether `folder` contains the set of these inputs; False if it may be replaced.
 

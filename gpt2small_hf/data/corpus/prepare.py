@@ -31,7 +31,7 @@ from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.progress import Progress
 from gpt2small_hf.data.corpus.readers import Document
 from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
-from gpt2small_hf.data.corpus.sources import Source, open_sources
+from gpt2small_hf.data.corpus.sources import TextSource, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import (
@@ -108,7 +108,7 @@ def short_name(args: PrepareArguments) -> str:
 
 def build(
     args: PrepareArguments,
-    sources: dict[str, list[Source]],
+    sources: dict[str, list[TextSource]],
     tokenizer: PreTrainedTokenizerFast | None,
     folder: DataFolder,
     state: dict[str, Any],
@@ -138,7 +138,7 @@ def build(
 
 def open_encoder(
     args: PrepareArguments,
-    train: list[Source],
+    train: list[TextSource],
     tokenizer: PreTrainedTokenizerFast | None,
     holdout: Holdout,
     folder: DataFolder,
@@ -158,7 +158,7 @@ def open_encoder(
 
 def write_splits(
     args: PrepareArguments,
-    sources: dict[str, list[Source]],
+    sources: dict[str, list[TextSource]],
     holdout: Holdout,
     encoder: Encoder,
     dtype: np.dtype,
@@ -236,12 +236,12 @@ def is_built(folder: DataFolder, fingerprint: str) -> bool:
     return folder.meta.exists() and read_meta(folder.root)["fingerprint"] == fingerprint
 
 
-def documents_of(sources: list[Source]) -> Iterator[Document]:
+def documents_of(sources: list[TextSource]) -> Iterator[Document]:
     for source in sources:
         yield from source.documents()
 
 
-def sample(sources: list[Source], holdout: Holdout) -> Iterator[str]:
+def sample(sources: list[TextSource], holdout: Holdout) -> Iterator[str]:
     """Train text to train a tokenizer on: all of it, or batches evenly spread up to TRAINING_SAMPLE_BYTES.
 
     Where the size of a source is not known beforehand (streaming) they are the first ones.

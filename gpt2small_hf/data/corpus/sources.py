@@ -39,7 +39,7 @@ FOLDER_SUFFIXES = {".txt", ".jsonl", ".parquet"}
 
 
 @dataclass
-class Source:
+class TextSource:
     """One place that documents come from. `documents()` starts over at each call."""
 
     origin: dict[str, Any]  # what meta.json records of it
@@ -57,10 +57,10 @@ class Source:
         return self.read(self.meter)
 
 
-def open_sources(args: PrepareArguments, tokenizer: PreTrainedTokenizerFast | None) -> dict[str, list[Source]]:
+def open_sources(args: PrepareArguments, tokenizer: PreTrainedTokenizerFast | None) -> dict[str, list[TextSource]]:
     """Sources of the train text, and of a validation text if one was named."""
 
-    def files(patterns: list[str]) -> list[Source]:
+    def files(patterns: list[str]) -> list[TextSource]:
         return open_files(
             patterns,
             text_column=args.text_column,
@@ -128,7 +128,7 @@ def open_files(
     errors: str,
     tokenizer: PreTrainedTokenizerBase | None,
     n_workers: int,
-) -> list[Source]:
+) -> list[TextSource]:
     """Local files → sources. Every file is read once here, for its SHA-256.
 
     `tokenizer` is needed for files of ids: the one that made them.
@@ -151,7 +151,7 @@ def open_files(
             kind, reader = ".txt", partial(read_txt, path=path, errors=errors)
         size = path.stat().st_size
         origin = {"file": str(path), "bytes": size, "sha256": digest}
-        sources.append(Source(origin, f"{kind}:{digest}", reader, Meter(size)))
+        sources.append(TextSource(origin, f"{kind}:{digest}", reader, Meter(size)))
     return sources
 
 
@@ -164,7 +164,7 @@ def open_dataset(
     streaming: bool,
     text_column: str,
     errors: str,
-) -> Source:
+) -> TextSource:
     """A data set by its Hub id (or a folder that `datasets` understands) → a source, one document a row."""
     import datasets
     from huggingface_hub import HfApi
@@ -194,10 +194,10 @@ def open_dataset(
     origin = {"dataset": dataset, "config": config, "split": split, "revision": resolved}
     reader = partial(read_dataset, rows=rows, name=name, column=text_column, errors=errors)
     content = f"dataset:{json.dumps(origin, sort_keys=True)}"
-    return Source(origin, content, reader, Meter(rows.data.nbytes if isinstance(rows, datasets.Dataset) else 0))
+    return TextSource(origin, content, reader, Meter(rows.data.nbytes if isinstance(rows, datasets.Dataset) else 0))
 
 
-def open_python_docs() -> Source:
+def open_python_docs() -> TextSource:
     """The language reference that CPython carries for `help()`, one document a topic: about 0.46 MB of English."""
     try:
         from pydoc_data.topics import topics
@@ -210,4 +210,4 @@ def open_python_docs() -> Source:
     size = sum(len(text.encode()) for text in texts)
     origin = {"name": "python-docs", "revision": platform.python_version(), "bytes": size, "sha256": digest}
     reader = partial(read_texts, texts=texts, where="python-docs", errors="strict")
-    return Source(origin, f"python-docs:{digest}", reader, Meter(size))
+    return TextSource(origin, f"python-docs:{digest}", reader, Meter(size))
