@@ -1,17 +1,25 @@
-"""Read `meta.json` of a prepared folder, and check that the files it lists are complete."""
+"""`meta.json` of a prepared folder: read it, check the files that it lists, and compare the inputs that it records."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import DataFolder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from gpt2small_hf.data.corpus.sources import TextSource
+
+FORMAT = 1  # goes up when the same inputs would give other files
 DAMAGED = "The set was damaged or copied in part: copy it again, or prepare it again with --overwrite."
 
 
@@ -35,21 +43,68 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def check_complete(folder: Path, meta: dict[str, Any]) -> None:
-    """Check that every file `meta` lists exists at its full size.
-
-    Raises: UsageError naming the first that does not.
-    """
-    width = np.dtype(meta["dtype"]).itemsize
+    """Check that every file `meta` lists exists at its full size. Raises: UsageError naming the first that does not."""
     for split, counts in meta["splits"].items():
-        paths = [Path(folder) / name for name in counts["files"]]
-        missing = [path for path in paths if not path.is_file()]
-        if missing:
+        paths = [folder / name for name in counts["files"]]
+        if missing := [path for path in paths if not path.is_file()]:
             raise UsageError(f"{missing[0]} is missing. {DAMAGED}")
-        found = sum(path.stat().st_size for path in paths) // width
+        found = sum(path.stat().st_size for path in paths) // np.dtype(meta["dtype"]).itemsize
         if found != counts["tokens"]:
             raise UsageError(
                 f"{split} files of {folder} have {found:,} tokens, meta.json records {counts['tokens']:,}. {DAMAGED}"
             )
-    tokenizer = DataFolder(Path(folder)).tokenizer
+    tokenizer = DataFolder(folder).tokenizer
     if not (tokenizer / "tokenizer.json").is_file():
         raise UsageError(f"{tokenizer} has no tokenizer.json. {DAMAGED}")
+
+
+# ---- inputs -----------------------------------------------------------------------------------------------------
+
+
+def describe_inputs(
+    args: PrepareArguments, sources: dict[str, list[TextSource]], tokenizer: PreTrainedTokenizerFast | None
+) -> dict[str, Any]:
+    """Return everything that determines the token ids: sets with equal inputs are equal."""
+    words = f"trained here with {args.new_vocab_size} entries"
+    if tokenizer:
+        known = f"{tokenizer.backend_tokenizer.to_str()}{tokenizer.eos_token_id}"
+        words = hashlib.sha256(known.encode()).hexdigest()
+    return {
+        "format": FORMAT,
+        "text": [source.content for source in sources["train"]],
+        "validation_text": [source.content for source in sources.get("validation", [])],
+        "validation_fraction": args.held_out,
+        "tokenizer": words,
+        "text_column": args.text_column,
+        "errors": args.errors,
+    }
+
+
+def check_inputs(
+    folder: Path, meta: dict[str, Any], inputs: dict[str, Any], sources: dict[str, list[TextSource]]
+) -> None:
+    """Check that the set of `meta` was prepared from `inputs`. Raises: UsageError listing the differences."""
+    changes = []
+    for key, now in inputs.items():
+        then = meta.get("inputs", {}).get(key)
+        if now == then:
+            continue
+        if key in ("text", "validation_text"):
+            split, then = "train" if key == "text" else "validation", then or []
+            names = {source.content: source_name(source.origin) for source in sources.get(split, [])}
+            names |= dict(zip(then, map(source_name, meta["sources"].get(split, [])), strict=False))
+            changed = [names[content] for content in [*now, *then] if (content in now) != (content in then)]
+            changes.append(f"{key} ({', '.join(dict.fromkeys(changed)) or 'in its order'})")
+        elif key == "tokenizer":
+            changes.append(f"{key} (there {meta['tokenizer']['name']})")
+        else:
+            changes.append(f"{key} (there {then}, now {now})")
+    if changes:
+        raise UsageError(
+            f"{folder} was prepared from other inputs. They differ in {', '.join(changes)}. "
+            "Choose another --output_dir, or pass --overwrite to replace it."
+        )
+
+
+def source_name(origin: dict[str, Any]) -> str:
+    return origin.get("file") or origin.get("dataset") or origin["name"]

@@ -10,7 +10,7 @@ import glob
 import hashlib
 import json
 import math
-import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,20 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.config.data import SMALLEST_VOCABULARY, PrepareArguments
 from gpt2small_hf.data.corpus.batches import BATCH_CHARS, batches, encode_batch, in_order
 from gpt2small_hf.data.corpus.encoder import Encoder, cut
-from gpt2small_hf.data.corpus.fingerprint import already_made, describe_inputs
 from gpt2small_hf.data.corpus.holdout import FEW_DOCUMENTS, Holdout
-from gpt2small_hf.data.corpus.metadata import read_meta
-from gpt2small_hf.data.corpus.progress import Progress
-from gpt2small_hf.data.corpus.readers import Document
+from gpt2small_hf.data.corpus.metadata import check_complete, check_inputs, describe_inputs, read_meta
+from gpt2small_hf.data.corpus.readers import Document, Meter
 from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
 from gpt2small_hf.data.corpus.sources import TextSource, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
-from gpt2small_hf.errors import UsageError
+from gpt2small_hf.errors import UsageError, print_stderr
+from gpt2small_hf.formatting import duration
 from gpt2small_hf.runs.files import (
     atomic_write,
     exclusive_writer,
@@ -50,6 +51,7 @@ from gpt2small_hf.runs.provenance import made_by
 
 BATCHES_PER_SAVE = 64
 TRAINING_SAMPLE_BYTES = 100_000_000
+SECONDS_BETWEEN_LINES = 30.0
 
 
 # ---- a folder, made once ---------------------------------------------------------------------------------------
@@ -69,12 +71,15 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
     inputs = describe_inputs(args, sources, tokenizer)
     fingerprint = hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
     folder = DataFolder(output_dir or Path("data") / f"{short_name(args)}-{fingerprint[:8]}")
-    if folder.root.exists() and already_made(folder, inputs, sources, overwrite=overwrite):
+    if folder.root.exists() and not may_be_replaced(folder, overwrite=overwrite):
+        meta = read_meta(folder.root)
+        check_inputs(folder.root, meta, inputs, sources)
+        check_complete(folder.root, meta)
         print(f"{folder.root} is already prepared from the same inputs.")
         return folder.root
     with exclusive_writer(folder.root):
         unfinished = folder.unfinished()
-        built = is_built(unfinished, fingerprint)
+        built = unfinished.meta.exists() and read_meta(unfinished.root)["fingerprint"] == fingerprint
         if built:  # interrupted before it was renamed
             meta = read_json(unfinished.meta)
         else:
@@ -92,6 +97,22 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
         sync(folder.root.parent, contents=False)
     print(summary(folder, meta))
     return folder.root
+
+
+def may_be_replaced(folder: DataFolder, *, overwrite: bool) -> bool:
+    """Return whether an existing folder is empty, incomplete, or a set that `overwrite` replaces.
+
+    Raises: UsageError if it contains something else.
+    """
+    if folder.meta.exists():
+        read_meta(folder.root)
+        return overwrite
+    if folder.root.is_dir():
+        unfinished = folder.unfinished().root
+        is_partly_moved = unfinished.parent == folder.root and unfinished.exists()
+        if is_partly_moved or all(path == folder.lock for path in folder.root.iterdir()):
+            return True
+    raise UsageError(f"{folder.root} exists and is not a prepared set. Choose another with --output_dir.")
 
 
 def short_name(args: PrepareArguments) -> str:
@@ -152,7 +173,9 @@ def open_encoder(
             made.save_pretrained(temporary)
     encoder = Encoder(load_tokenizer(str(folder.tokenizer)))  # what is saved makes the ids
     if args.trains_tokenizer and encoder.vocab_size < args.new_vocab_size:
-        log(f"the text is enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}.")
+        print_stderr(
+            f"the text is enough for a tokenizer of {encoder.vocab_size:,} entries, not {args.new_vocab_size:,}."
+        )
     return encoder
 
 
@@ -174,7 +197,8 @@ def write_splits(
         (("validation", document.blocks) for document in documents_of(sources.get("validation", []))),
     )
     todo = islice(batches(documents, cuttable=encoder.cuttable), state["batches"], None)
-    with ExitStack() as files, Progress([source.meter for source in chain(*sources.values())]) as progress:
+    progress = Progress([source.meter for source in chain(*sources.values())])
+    with ExitStack() as files, progress.live:
         writers = {}
         for split in ["train", "validation"] if args.held_out or args.validation_text else ["train"]:
             writers[split] = SplitWriter(folder, split, dtype, SplitCounts(**state["splits"].get(split, {})))
@@ -183,7 +207,12 @@ def write_splits(
         for n_batches, encoded in enumerate(encoded_batches, start=state["batches"] + 1):
             for split, part in encoded.items():
                 writers[split].append(*part)
-                check_ids(args, writers[split].counts.max_id)
+                max_id = writers[split].counts.max_id
+                if not args.trains_tokenizer and args.vocab_size is not None and max_id >= args.vocab_size:
+                    raise UsageError(
+                        f"the text has token id {max_id:,}, too large for --vocab_size {args.vocab_size:,}. "
+                        f"Give at least {max_id + 1:,}, or a smaller tokenizer."
+                    )
             if n_batches % BATCHES_PER_SAVE == 0:
                 counts = {split: writer.flush() for split, writer in writers.items()}
                 state.update(batches=n_batches, splits=counts)
@@ -207,7 +236,7 @@ def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) ->
     if folder.progress.exists():
         state = read_json(folder.progress)
         if same.items() <= state.items():
-            log(f"resuming {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
+            print_stderr(f"resuming {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
             return state
         if not overwrite:
             raise UsageError(
@@ -231,14 +260,8 @@ def discard(folder: DataFolder) -> None:
     folder.root.rmdir()
 
 
-def is_built(folder: DataFolder, fingerprint: str) -> bool:
-    """Return whether a set from the same inputs is complete and only has to be renamed."""
-    return folder.meta.exists() and read_meta(folder.root)["fingerprint"] == fingerprint
-
-
 def documents_of(sources: list[TextSource]) -> Iterator[Document]:
-    for source in sources:
-        yield from source.documents()
+    return chain.from_iterable(source.documents() for source in sources)
 
 
 def sample(sources: list[TextSource], holdout: Holdout) -> Iterator[str]:
@@ -260,19 +283,52 @@ def sample(sources: list[TextSource], holdout: Holdout) -> Iterator[str]:
             return
 
 
-def check_ids(args: PrepareArguments, max_id: int) -> None:
-    if not args.trains_tokenizer and args.vocab_size is not None and max_id >= args.vocab_size:
-        raise UsageError(
-            f"the text has token id {max_id:,}, too large for --vocab_size {args.vocab_size:,}. "
-            f"Give at least {max_id + 1:,}, or a smaller tokenizer."
-        )
-
-
 # ---- what the terminal shows ------------------------------------------------------------------------------------
 
 
-def log(line: str) -> None:
-    print(line, file=sys.stderr)
+class Progress:
+    """Documents, bytes and tokens a second on stderr, and the time left where the sources' sizes are known.
+
+    It is one live line on a terminal, and a line every SECONDS_BETWEEN_LINES elsewhere.
+    """
+
+    def __init__(self, meters: list[Meter]) -> None:
+        self.meters = meters
+        self.size = sum(meter.size for meter in meters) if all(meter.size for meter in meters) else 0
+        self.console = Console(stderr=True)
+        self.live = self.console.status("")
+        self.start: tuple[float, int, int] | None = None  # time, tokens and bytes: a resumed run has some already
+        self.shown = time.monotonic()
+
+    def show(self, counts: list[SplitCounts]) -> None:
+        """Update the live line, or print a line if it is time for one."""
+        now = time.monotonic()
+        self.start = self.start or (now, sum(split.tokens for split in counts), self.done())
+        if self.console.is_terminal:
+            self.live.update(Text(self.line(counts, now)))
+        elif now - self.shown >= SECONDS_BETWEEN_LINES:
+            self.shown = now
+            self.console.print(self.line(counts, now), highlight=False, soft_wrap=True)
+
+    def line(self, counts: list[SplitCounts], now: float) -> str:
+        assert self.start is not None
+        began, tokens_before, done_before = self.start
+        seconds = max(now - began, 1e-9)
+        tokens = sum(split.tokens for split in counts)
+        words = [
+            f"{sum(split.documents for split in counts):,} documents",
+            f"{sum(split.bytes for split in counts) / 1e6:,.1f} MB",
+            f"{tokens:,} tokens",
+            f"{(tokens - tokens_before) / seconds / 1e6:.2f}M tok/s",
+        ]
+        done = self.done()
+        if self.size and done > done_before:
+            left = seconds * max(0, self.size - done) / (done - done_before)
+            words += [f"{100 * min(1, done / self.size):.0f} %", f"{duration(left)} left"]
+        return "  ".join(words)
+
+    def done(self) -> int:
+        return sum(meter.done for meter in self.meters)
 
 
 def summary(folder: DataFolder, meta: dict[str, Any]) -> str:

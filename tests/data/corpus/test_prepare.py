@@ -29,6 +29,9 @@ from gpt2small_hf.data.corpus import batches
 from gpt2small_hf.data.corpus import prepare as tokens
 from gpt2small_hf.data.corpus.encoder import Encoder
 from gpt2small_hf.data.corpus.metadata import read_meta
+from gpt2small_hf.data.corpus.prepare import Progress
+from gpt2small_hf.data.corpus.readers import Meter
+from gpt2small_hf.data.corpus.shards import SplitCounts
 from gpt2small_hf.data.corpus.sources import open_python_docs
 from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
@@ -497,3 +500,37 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path):
         process.join()
         shutil.rmtree(folder)
     assert peaks[40] < peaks[10] + 15, peaks  # MiB
+
+
+# ---- progress ---------------------------------------------------------------------------------------------------
+
+
+def test_progress_line_has_counts_speed_and_time_left():
+    meters = [Meter(size=2_000_000, done=500_000), Meter(size=2_000_000)]
+    progress = Progress(meters)
+    progress.show([SplitCounts(tokens=1_000_000, documents=1, bytes=4_000_000)])  # where a stopped run had come
+    meters[0].done = 1_500_000
+    counts = SplitCounts(tokens=3_000_000, documents=1_234, bytes=12_000_000)
+    assert progress.start is not None
+    line = progress.line([counts], progress.start[0] + 50)
+    assert line == "1,234 documents  12.0 MB  3,000,000 tokens  0.04M tok/s  38 %  2m05s left"
+
+
+def test_progress_of_sources_of_unknown_size_has_no_time_left():
+    meters = [Meter(size=10, done=5), Meter()]
+    progress = Progress(meters)
+    progress.show([SplitCounts()])
+    meters[1].done = 7
+    assert progress.start is not None
+    assert "left" not in progress.line([SplitCounts(tokens=5)], progress.start[0] + 1)
+
+
+def test_progress_without_a_terminal_is_quiet_at_first(capsys):
+    progress = Progress([Meter(size=10)])
+    with progress.live:
+        for tokens in range(5):
+            progress.show([SplitCounts(tokens=tokens)])
+        assert capsys.readouterr().err == ""
+        progress.shown -= 60
+        progress.show([SplitCounts(tokens=1_000)])
+    assert "1,000 tokens" in capsys.readouterr().err
