@@ -6,12 +6,12 @@ import glob
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.data.corpus.readers import first_line
+from gpt2small_hf.data.corpus.sources import load_dataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import parse_json, sha256
 
@@ -128,23 +128,12 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _hub_rows(name: str) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
-    import datasets
-    from huggingface_hub import HfApi
-
     dataset, _, split = name.partition(":")
-    revision = None
-    # Pinned before it is loaded, so that what is recorded is what is read; without a network a copy may be here.
-    with suppress(Exception):
-        revision = HfApi().dataset_info(dataset).sha
-    try:
-        rows = datasets.load_dataset(dataset, split=split or "train", revision=revision)
-    except (ConnectionError, TimeoutError) as error:
-        raise UsageError(
-            f"{dataset} is not a local file, and the Hub could not be reached ({first_line(error)}). "
-            "Check the spelling, or name files: --chat_data chats.jsonl"
-        ) from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"the data set {name} cannot be loaded: {first_line(error)}. Name the split as {dataset}:SPLIT."
-        ) from None
+    rows, revision = load_dataset(
+        dataset,
+        split=split or "train",
+        name=dataset,
+        offline="If it is a local file, check its spelling: --chat_data chats.jsonl",
+        fix=f"Name the split as {dataset}:SPLIT.",
+    )
     return [(f"{name}, row {number:,}", row) for number, row in enumerate(rows, start=1)], {"revision": revision}

@@ -11,10 +11,11 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import parse_json
 
@@ -44,14 +45,22 @@ class Meter:
     done: int = 0
 
 
+class FileReader(Protocol):
+    """Reads the documents of a file. `tokenizer`: the one that the user named, if any."""
+
+    def __call__(
+        self, meter: Meter, *, path: Path, args: PrepareArguments, tokenizer: PreTrainedTokenizerBase | None
+    ) -> Iterator[Document]: ...
+
+
 # ---- readers ----------------------------------------------------------------------------------------------------
 
 
-def read_txt(meter: Meter, *, path: Path, errors: str) -> Iterator[Document]:
+def read_txt(meter: Meter, *, path: Path, args: PrepareArguments, **_: Any) -> Iterator[Document]:
     """A plain text file is one document, its newlines as they are; a byte order mark is dropped."""
 
     def blocks() -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors)
+        decoder = codecs.getincrementaldecoder("utf-8")(args.errors)
         with path.open("rb") as file:
             if file.read(3) != codecs.BOM_UTF8:
                 file.seek(0)
@@ -72,15 +81,16 @@ def read_txt(meter: Meter, *, path: Path, errors: str) -> Iterator[Document]:
     yield Document(path.stat().st_size, blocks())
 
 
-def read_jsonl(meter: Meter, *, path: Path, column: str, errors: str) -> Iterator[Document]:
+def read_jsonl(meter: Meter, *, path: Path, args: PrepareArguments, **_: Any) -> Iterator[Document]:
     """Each line of a JSON Lines file is a document; blank lines are skipped."""
+    column = args.text_column
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             where = f"{path}, line {number:,}"
             start = meter.done
             meter.done += len(line)
             try:
-                text = line.decode("utf-8", errors)
+                text = line.decode("utf-8", args.errors)
             except UnicodeDecodeError as error:
                 raise undecodable(path, start + error.start) from None
             text = text.removeprefix("\ufeff")
@@ -93,10 +103,10 @@ def read_jsonl(meter: Meter, *, path: Path, column: str, errors: str) -> Iterato
             if not isinstance(row, dict) or column not in row:
                 there = f"its keys are {names(row)}" if isinstance(row, dict) else f"it is a {type(row).__name__}"
                 raise UsageError(f"{where} has no field {column!r}: {there}. Name the text field with --text_column.")
-            yield row_document(row[column], where, errors)
+            yield row_document(row[column], where, args.errors)
 
 
-def read_parquet(meter: Meter, *, path: Path, column: str, errors: str) -> Iterator[Document]:
+def read_parquet(meter: Meter, *, path: Path, args: PrepareArguments, **_: Any) -> Iterator[Document]:
     """Each row of a Parquet file is a document."""
     import pyarrow
     import pyarrow.parquet
@@ -107,22 +117,24 @@ def read_parquet(meter: Meter, *, path: Path, column: str, errors: str) -> Itera
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path} is not a Parquet file ({reason}). Give it another suffix or make it again.") from None
     with file:
-        check_column(str(path), column, file.schema_arrow.names)
+        check_column(str(path), args.text_column, file.schema_arrow.names)
         n_read = 0
-        for batch in file.iter_batches(batch_size=256, columns=[column]):
+        for batch in file.iter_batches(batch_size=256, columns=[args.text_column]):
             for value in batch.column(0).to_pylist():
                 n_read += 1
                 meter.done = meter.size * n_read // file.metadata.num_rows
-                yield row_document(value, f"{path}, row {n_read:,}", errors)
+                yield row_document(value, f"{path}, row {n_read:,}", args.errors)
 
 
-def read_tokens(meter: Meter, *, path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[Document]:
+def read_tokens(meter: Meter, *, path: Path, tokenizer: PreTrainedTokenizerBase | None, **_: Any) -> Iterator[Document]:
     """Documents of a safetensors file with one integer tensor `tokens`, cut at the tokenizer's end-of-text token.
 
     This is how the reference series publishes its pre-tokenised sets.
     """
     import safetensors
 
+    if tokenizer is None:
+        raise UsageError(f"{path} contains token ids: name the tokenizer that made them with --tokenizer.")
     try:
         # As a torch tensor it stays a map of the file; as a numpy array it would be read into memory whole.
         with safetensors.safe_open(path, "pt") as file:
@@ -154,18 +166,19 @@ def read_tokens(meter: Meter, *, path: Path, tokenizer: PreTrainedTokenizerBase)
         start = end + 1
 
 
-def read_dataset(meter: Meter, *, rows: Any, name: str, column: str, errors: str) -> Iterator[Document]:
+def read_rows(meter: Meter, *, rows: Any, name: str, args: PrepareArguments) -> Iterator[Document]:
     """Each row of a `datasets.Dataset` or `IterableDataset` is a document."""
+    column = args.text_column
     if rows.column_names is not None:  # a streamed set may not know them before its first row
-        check_column(f"--dataset {name}", column, rows.column_names)
+        check_column(name, column, rows.column_names)
         rows = rows.select_columns([column])
     n_read = 0
     try:
         for batch in rows.iter(batch_size=256):
-            check_column(f"--dataset {name}", column, batch.keys())
+            check_column(name, column, batch.keys())
             for value in batch[column]:
                 n_read += 1
-                document = row_document(value, f"--dataset {name}, row {n_read:,}", errors)
+                document = row_document(value, f"{name}, row {n_read:,}", args.errors)
                 meter.done += document.size
                 yield document
     except (ConnectionError, TimeoutError) as error:
@@ -173,13 +186,6 @@ def read_dataset(meter: Meter, *, rows: Any, name: str, column: str, errors: str
             f"the connection to the Hub broke after row {n_read:,} of {name} ({first_line(error)}). "
             "Run the same command again to resume."
         ) from None
-
-
-def read_texts(meter: Meter, *, texts: Iterable[str], where: str, errors: str) -> Iterator[Document]:
-    for text in texts:
-        document = row_document(text, where, errors)
-        meter.done += document.size
-        yield document
 
 
 # ---- the checks they share --------------------------------------------------------------------------------------
@@ -191,7 +197,7 @@ def row_document(value: Any, where: str, errors: str) -> Document:
         kind = "null" if value is None else f"of type {type(value).__name__}"
         raise UsageError(f"{where}: the text is {kind}, not a string. Correct the row or name another --text_column.")
     try:
-        return Document(len(value.encode()), iter([value]))
+        size = len(value.encode())
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair, UTF-8 cannot
         if errors == "strict":
             raise UsageError(
@@ -199,7 +205,8 @@ def row_document(value: Any, where: str, errors: str) -> Document:
                 "Correct the row, or pass --errors replace to put U+FFFD there."
             ) from None
         value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return Document(len(value.encode()), iter([value]))
+        size = len(value.encode())
+    return Document(size, iter([value]))
 
 
 def check_column(where: str, column: str, columns: Iterable[str]) -> None:

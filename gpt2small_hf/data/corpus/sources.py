@@ -1,6 +1,6 @@
 """Flags → sources of documents: local files, a Hub data set, or the language reference inside Python.
 
-`readers.py` reads them.
+To read another kind of file, add its suffix and a reader to `FILE_READERS`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus.readers import (
     Document,
+    FileReader,
     Meter,
     first_line,
-    read_dataset,
     read_jsonl,
     read_parquet,
-    read_texts,
+    read_rows,
     read_tokens,
     read_txt,
 )
@@ -33,9 +33,15 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import sha256
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerBase
 
-FOLDER_SUFFIXES = {".txt", ".jsonl", ".parquet"}
+FILE_READERS: dict[str, FileReader] = {
+    ".txt": read_txt,
+    ".jsonl": read_jsonl,
+    ".parquet": read_parquet,
+    ".safetensors": read_tokens,
+}
+"""Suffix → reader; other files are read as `.txt`. A folder stands for its files of these kinds, without token ids."""
 
 
 @dataclass
@@ -47,49 +53,19 @@ class TextSource:
     read: Callable[[Meter], Iterator[Document]]
     meter: Meter = field(default_factory=Meter)
 
-    @property
-    def name(self) -> str:
-        """The name that the user gave."""
-        return source_name(self.origin)
-
     def documents(self) -> Iterator[Document]:
         self.meter.done = 0
         return self.read(self.meter)
 
 
-def open_sources(args: PrepareArguments, tokenizer: PreTrainedTokenizerFast | None) -> dict[str, list[TextSource]]:
-    """Sources of the train text, and of a validation text if one was named."""
-
-    def files(patterns: list[str]) -> list[TextSource]:
-        return open_files(
-            patterns,
-            text_column=args.text_column,
-            errors=args.errors,
-            tokenizer=tokenizer,
-            n_workers=args.n_workers,
-        )
-
+def open_sources(args: PrepareArguments, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, list[TextSource]]:
+    """Return the sources of the train text, and of a validation text if one was named."""
     if args.text:
-        train = files(args.text)
-    elif args.dataset:
-        train = [
-            open_dataset(
-                args.dataset,
-                config=args.dataset_config,
-                split=args.dataset_split,
-                revision=args.dataset_revision,
-                streaming=args.streaming,
-                text_column=args.text_column,
-                errors=args.errors,
-            )
-        ]
+        train = open_files(args.text, args, tokenizer)
     else:
-        train = [open_python_docs()]
-    return {"train": train} | ({"validation": files(args.validation_text)} if args.validation_text else {})
-
-
-def source_name(origin: dict[str, Any]) -> str:
-    return origin.get("file") or origin.get("dataset") or origin["name"]
+        train = [open_dataset(args) if args.dataset else open_python_docs()]
+    validation = args.validation_text
+    return {"train": train} | ({"validation": open_files(validation, args, tokenizer)} if validation else {})
 
 
 # ---- local files ------------------------------------------------------------------------------------------------
@@ -100,12 +76,13 @@ def find_files(patterns: list[str]) -> list[Path]:
 
     Raises: UsageError naming what is missing, empty or matches nothing.
     """
+    kinds = [suffix for suffix in FILE_READERS if suffix != ".safetensors"]
     files = []
     for pattern in patterns:
         path = Path(pattern).expanduser()
         if path.is_dir():
-            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in FOLDER_SUFFIXES and p.is_file())
-            missing = f"no .txt, .jsonl or .parquet file in the folder {pattern}"
+            found = sorted(p for p in path.rglob("*") if p.suffix.lower() in kinds and p.is_file())
+            missing = f"no {', '.join(kinds[:-1])} or {kinds[-1]} file in the folder {pattern}"
         elif path.exists():
             found, missing = [path], ""
         else:
@@ -122,54 +99,62 @@ def find_files(patterns: list[str]) -> list[Path]:
 
 
 def open_files(
-    patterns: list[str],
-    *,
-    text_column: str,
-    errors: str,
-    tokenizer: PreTrainedTokenizerBase | None,
-    n_workers: int,
+    patterns: list[str], args: PrepareArguments, tokenizer: PreTrainedTokenizerBase | None
 ) -> list[TextSource]:
-    """Local files → sources. Every file is read once here, for its SHA-256.
-
-    `tokenizer` is needed for files of ids: the one that made them.
-    """
+    """Local files → sources. Every file is read once here, for its SHA-256."""
     files = find_files(patterns)
-    with ThreadPoolExecutor(n_workers) as pool:
+    with ThreadPoolExecutor(args.n_workers) as pool:
         hashes = list(pool.map(sha256, files))
     sources = []
     for path, digest in zip(files, hashes, strict=True):
-        kind = path.suffix.lower()
-        if kind == ".jsonl":
-            reader = partial(read_jsonl, path=path, column=text_column, errors=errors)
-        elif kind == ".parquet":
-            reader = partial(read_parquet, path=path, column=text_column, errors=errors)
-        elif kind == ".safetensors":
-            if tokenizer is None:
-                raise UsageError(f"{path} contains token ids: name the tokenizer that made them with --tokenizer.")
-            reader = partial(read_tokens, path=path, tokenizer=tokenizer)
-        else:
-            kind, reader = ".txt", partial(read_txt, path=path, errors=errors)
-        size = path.stat().st_size
-        origin = {"file": str(path), "bytes": size, "sha256": digest}
-        sources.append(TextSource(origin, f"{kind}:{digest}", reader, Meter(size)))
+        kind = path.suffix.lower() if path.suffix.lower() in FILE_READERS else ".txt"
+        origin = {"file": str(path), "bytes": path.stat().st_size, "sha256": digest}
+        reader = partial(FILE_READERS[kind], path=path, args=args, tokenizer=tokenizer)
+        sources.append(TextSource(origin, f"{kind}:{digest}", reader, Meter(origin["bytes"])))
     return sources
 
 
-def open_dataset(
+# ---- data sets --------------------------------------------------------------------------------------------------
+
+
+def open_dataset(args: PrepareArguments) -> TextSource:
+    """Open the data set that `args` names, by Hub id or folder, as a source with one document a row."""
+    dataset, config = str(args.dataset), args.dataset_config
+    name = f"--dataset {dataset}:{config}" if config else f"--dataset {dataset}"
+    rows, revision = load_dataset(
+        dataset,
+        config,
+        split=args.dataset_split,
+        revision=args.dataset_revision,
+        streaming=args.streaming,
+        name=name,
+        offline="--text FILES reads local files, and no source flag at all reads the Python documentation.",
+        fix="Check --dataset, --dataset_config, --dataset_split and --dataset_revision.",
+    )
+    origin = {"dataset": dataset, "config": config, "split": args.dataset_split, "revision": revision}
+    reader = partial(read_rows, rows=rows, name=name, args=args)
+    size = 0 if args.streaming else rows.data.nbytes
+    return TextSource(origin, f"dataset:{json.dumps(origin, sort_keys=True)}", reader, Meter(size))
+
+
+def load_dataset(
     dataset: str,
+    config: str | None = None,
     *,
-    config: str | None,
     split: str,
-    revision: str | None,
-    streaming: bool,
-    text_column: str,
-    errors: str,
-) -> TextSource:
-    """A data set by its Hub id (or a folder that `datasets` understands) → a source, one document a row."""
+    revision: str | None = None,
+    streaming: bool = False,
+    name: str,
+    offline: str,
+    fix: str,
+) -> tuple[Any, str | None]:
+    """Load a split of a data set, by Hub id or folder. Returns: its rows, and the revision or a hash of its files.
+
+    Raises: UsageError about `name`, with the advice `offline` if the Hub cannot be reached, else `fix`.
+    """
     import datasets
     from huggingface_hub import HfApi
 
-    name = f"{dataset}:{config}" if config else dataset
     if Path(dataset).is_dir():
         files = sorted(path for path in Path(dataset).rglob("*") if path.is_file())
         resolved = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
@@ -182,19 +167,10 @@ def open_dataset(
     try:
         rows = datasets.load_dataset(dataset, config, split=split, revision=revision, streaming=streaming)
     except (ConnectionError, TimeoutError) as error:
-        raise UsageError(
-            f"the Hub could not be reached for --dataset {name} ({first_line(error)}). "
-            "Without it: --text FILES reads local files, and no source flag at all reads the Python documentation."
-        ) from None
+        raise UsageError(f"the Hub could not be reached for {name} ({first_line(error)}). {offline}") from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise UsageError(
-            f"--dataset {name} (split {split!r}) cannot be loaded: {first_line(error)}. "
-            "Check --dataset, --dataset_config, --dataset_split and --dataset_revision."
-        ) from None
-    origin = {"dataset": dataset, "config": config, "split": split, "revision": resolved}
-    reader = partial(read_dataset, rows=rows, name=name, column=text_column, errors=errors)
-    content = f"dataset:{json.dumps(origin, sort_keys=True)}"
-    return TextSource(origin, content, reader, Meter(rows.data.nbytes if isinstance(rows, datasets.Dataset) else 0))
+        raise UsageError(f"{name} (split {split!r}) cannot be loaded: {first_line(error)}. {fix}") from None
+    return rows, resolved
 
 
 def open_python_docs() -> TextSource:
@@ -206,8 +182,14 @@ def open_python_docs() -> TextSource:
             "this Python has no pydoc_data.topics, the default text. Give your own: --text FILES, or --dataset ID."
         ) from None
     texts = [topics[key] for key in sorted(topics)]
+
+    def read(meter: Meter) -> Iterator[Document]:
+        for text in texts:
+            document = Document(len(text.encode()), iter([text]))
+            meter.done += document.size
+            yield document
+
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     size = sum(len(text.encode()) for text in texts)
     origin = {"name": "python-docs", "revision": platform.python_version(), "bytes": size, "sha256": digest}
-    reader = partial(read_texts, texts=texts, where="python-docs", errors="strict")
-    return TextSource(origin, f"python-docs:{digest}", reader, Meter(size))
+    return TextSource(origin, f"python-docs:{digest}", read, Meter(size))

@@ -342,7 +342,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_data_set_that_the_hub_does_not_give_is_one_line():
-    with refused(r"^nobody/nothing is not a local file, and the Hub could not be reached .*--chat_data chats\.jsonl"):
+    with refused(r"^the Hub could not be reached for nobody/nothing .*--chat_data chats\.jsonl"):
         read("nobody/nothing")
 
 

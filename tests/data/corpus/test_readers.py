@@ -2,8 +2,9 @@
 
 import json
 import os
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +16,19 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
+from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus import readers as documents
 from gpt2small_hf.data.corpus.readers import Meter, read_txt
 from gpt2small_hf.data.corpus.sources import find_files, open_dataset, open_files, open_python_docs
 from gpt2small_hf.errors import UsageError
 
 
-def read(*patterns: Path | str, errors: str = "strict", column: str = "text", tokenizer=None) -> list:
+def read(
+    *patterns: Path | str, errors: Literal["strict", "replace"] = "strict", column: str = "text", tokenizer=None
+) -> list:
     """Every document of the files: a string, or a list of ids."""
-    sources = open_files(
-        [str(pattern) for pattern in patterns], text_column=column, errors=errors, tokenizer=tokenizer, n_workers=2
-    )
+    args = PrepareArguments(text_column=column, errors=errors, num_workers=2)
+    sources = open_files([str(pattern) for pattern in patterns], args, tokenizer)
     return [content(document) for source in sources for document in source.documents()]
 
 
@@ -58,7 +61,7 @@ def test_blocks_of_any_size_join_to_the_text(tmp_path_factory: pytest.TempPathFa
     path.write_bytes(b"." + text.encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "BLOCK_BYTES", block)
-        assert [content(document) for document in read_txt(path=path, errors="strict", meter=Meter())] == ["." + text]
+        assert [content(document) for document in read_txt(Meter(), path=path, args=PrepareArguments())] == ["." + text]
 
 
 def test_picture_is_not_text_in_another_encoding(tmp_path: Path):
@@ -158,38 +161,22 @@ def test_a_folder_of_the_datasets_library_reads_alike_streamed_or_not(tmp_path: 
     texts = [f"row {n}" for n in range(1000)]
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    kinds = partial(
-        open_dataset,
-        str(tmp_path / "set"),
-        config=None,
-        split="train",
-        revision=None,
-        text_column="text",
-        errors="strict",
-    )
+    given = PrepareArguments(dataset=str(tmp_path / "set"))
     for streaming in (False, True):
-        source = kinds(streaming=streaming)
+        source = open_dataset(replace(given, streaming=streaming))
         assert [content(document) for document in source.documents()] == texts
         assert [content(document) for document in source.documents()] == texts
     with fails(r"split 'absent'\) cannot be loaded.*--dataset_split"):
-        kinds(streaming=False, split="absent")
+        open_dataset(replace(given, dataset_split="absent"))
     with fails(r"has no column 'body'; its columns are 'text'"):
-        list(kinds(streaming=False, text_column="body").documents())
+        list(open_dataset(replace(given, text_column="body")).documents())
 
 
 def test_an_unreachable_hub_is_one_line_that_names_the_way_round():
     with fails(
         r"^the Hub could not be reached for --dataset nobody/nothing [^\n]*--text FILES[^\n]*no source flag"
     ) as raised:
-        open_dataset(
-            "nobody/nothing",
-            config=None,
-            split="train",
-            revision=None,
-            streaming=True,
-            text_column="text",
-            errors="strict",
-        )
+        open_dataset(PrepareArguments(dataset="nobody/nothing", streaming=True))
     assert "\n" not in str(raised.value)
 
 
@@ -221,7 +208,7 @@ def test_ids_are_cut_into_documents_at_the_end_of_text(
     eos_id = tiny_tokenizer.eos_token_id
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "BLOCK_TOKENS", block)
-        source = open_files([str(path)], text_column="text", errors="strict", tokenizer=tiny_tokenizer, n_workers=1)[0]
+        source = open_files([str(path)], PrepareArguments(), tiny_tokenizer)[0]
         found, sizes = [], []
         for document in source.documents():
             sizes.append(document.size)
