@@ -132,9 +132,7 @@ FILTERS = {
     "one_line": one_line,
     "fenced": lambda text: fenced(printable(text)),
     "quoted": quoted,
-    "wrapped": lambda text: "\n".join(
-        fill(line, 90, subsequent_indent=" " * 11) for line in printable(text).split("\n")
-    ),
+    "wrapped": wrapped,
     "columns": lambda rows, *header: console_table(header, rows, text=(len(header) - 1,)),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),
@@ -148,39 +146,36 @@ FILTERS = {
 
 def metadata(facts: CardFacts) -> str:
     """Return the metadata that the Hub reads, as YAML."""
-    base, license, origin, converted = facts.base, facts.license, facts.origin, facts.converted
-    results = evaluation_results(facts)
-    datasets = {*(facts.data.datasets if facts.data else ())}
-    if converted and converted.dataset:
-        datasets.add(converted.dataset)
+    base, license, origin = facts.base, facts.publication.license, facts.origin
+    eval_results = evaluation_results(facts)
+    datasets = {*(facts.data.datasets if facts.data else ()), facts.converted.dataset if facts.converted else None}
     card = ModelCardData(
         language=facts.publication.languages or None,
-        license=license.license.id if license else None,
-        license_name=license.license.name if license else None,
-        license_link=license.license.metadata_link if license else None,
+        license=license.id if license else None,
+        license_name=license.name if license else None,
+        license_link=license.metadata_link if license else None,
         library_name="peft" if facts.adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["gpt2small_hf", "gpt2", *["conversational"] * facts.is_chat, *["lora"] * bool(facts.adapter)],
-        datasets=sorted(datasets) or None,
+        datasets=sorted(filter(None, datasets)) or None,
         # A converted model has no relation: it is neither fine-tuned, quantized, merged nor an adapter.
         base_model=base.repo if base and base.repo else origin.repo if origin else None,
         base_model_relation=("adapter" if facts.adapter else "finetune") if base and base.repo else None,
         widget=widget(facts.example.fitting, chat=facts.is_chat) or None,
-        model_name=facts.name if results else None,
-        eval_results=results or None,
+        model_name=facts.name if eval_results else None,
+        eval_results=eval_results or None,
     )
     return card.to_yaml().strip()
 
 
 def evaluation_results(facts: CardFacts) -> list[EvalResult]:
     """Return the held-out results for the metadata; none if nothing was measured or the data are not known."""
-    if facts.heldout is None or facts.data is None or not facts.data.measured_on.sources:
+    if facts.heldout is None or facts.data is None or not facts.data.measured_on.shown or facts.resolved is None:
         return []
-    after, measured_on = facts.heldout.measures.after, facts.data.measured_on
-    sources = measured_on.sources
-    hub = next((source.hub for source in sources if source.hub), None)
-    n_more = len(sources) - 1 + measured_on.n_more
-    part = "" if facts.data.has_validation_sources else "held-out part of "
+    after, sources = facts.heldout.after, facts.data.measured_on.shown
+    hub = next((source.dataset for source in sources if source.dataset), None)
+    n_more = facts.data.measured_on.n_total - 1
+    part = "" if facts.resolved.data.sources.get("validation") else "held-out part of "
     measured = {
         "loss": ("loss, nats per token", after and after.loss_nats),
         "perplexity": ("perplexity", after and after.perplexity),

@@ -1,7 +1,7 @@
 """A staged model and its run's files → `CardFacts`, which `model_card.j2` puts into words.
 
-Each part is in a file of its own: `data_facts.py`, `lineage_facts.py`, `training_facts.py`, `result_facts.py`; the
-model itself is described here. What no file states is None or empty.
+The parts are in `lineage_facts.py`, `training_facts.py` and `result_facts.py`; the model itself is described here.
+Settings are those of the staged `resolved.json`, which has nothing private. What no file states is None or empty.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -20,53 +21,21 @@ from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import make_norm
 from gpt2small_hf.peft_targets import LORA_TARGETS
+from gpt2small_hf.publishing import lineage_facts as lineage
+from gpt2small_hf.publishing import result_facts as results
 from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files
-from gpt2small_hf.publishing.data_facts import DataFacts, data_facts
 from gpt2small_hf.publishing.isolated_load import chat_ids
-from gpt2small_hf.publishing.license import TEXT, TEXT_OF_CODE, License
-from gpt2small_hf.publishing.lineage_facts import (
-    BaseFacts,
-    ConvertedFacts,
-    Origin,
-    base_facts,
-    converted_facts,
-    developers,
-    origin_facts,
-)
 from gpt2small_hf.publishing.publication import Publication
-from gpt2small_hf.publishing.result_facts import (
-    MAX_SAMPLES,
-    Answers,
-    Comparison,
-    HeldOutFacts,
-    LossAtStep,
-    LossRise,
-    Samples,
-    answers,
-    comparison,
-    held_out_facts,
-    loss_at_step,
-    loss_rise,
-    samples,
-    samples_over_training,
-)
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import CHARTS
-from gpt2small_hf.publishing.training_facts import (
-    ComputeFacts,
-    Provenance,
-    TrainingFacts,
-    TrainingTotals,
-    compute_facts,
-    provenance,
-    training_facts,
-    training_totals,
-)
+from gpt2small_hf.publishing.training_facts import TrainingFacts, training_facts
 from gpt2small_hf.report.page import SampleTable
+from gpt2small_hf.report.tables import new_text
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.training.budget import sizes
+from gpt2small_hf.runs.results import HeldOut, NewText
+from gpt2small_hf.training.budget import Sizes, sizes
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""
@@ -77,29 +46,6 @@ QUESTION = "Who are you?"
 
 
 @dataclass(frozen=True)
-class LicenseFacts:
-    """The license of the weights."""
-
-    license: License
-    file: str | None
-    """Its text in the repository."""
-    is_of_code: bool
-    """Whether the code is under it too."""
-
-
-@dataclass(frozen=True)
-class AdapterFacts:
-    """A LoRA adapter that is published without its base."""
-
-    base: str
-    commit: str
-    rank: int
-    alpha: float
-    layers: list[str]
-    parameters: int
-
-
-@dataclass(frozen=True)
 class ModelFacts:
     """The published model."""
 
@@ -107,8 +53,7 @@ class ModelFacts:
     model_type: str
     norm: str
     """Name of the norm's class."""
-    parameters: int
-    non_embedding: int
+    sizes: Sizes
     dtypes: list[str]
     hashes: list[str]
     """SHA-256 of each file of weights."""
@@ -139,51 +84,59 @@ class CardFacts:
     publication: Publication
     twin: str | None
     """The repository of the same weights in the other form, if it is public."""
-    license: LicenseFacts | None
+    files: list[str]
+    """What is staged."""
     developers: list[str]
-    origin: Origin | None
+    origin: lineage.Origin | None
     minimum_transformers: str
     native_transformers: list[str]
     model: ModelFacts
-    adapter: AdapterFacts | None
+    adapter: dict[str, Any] | None
+    """`adapter_config.json` of a LoRA adapter that is published without its base, with `layers` and `parameters`."""
     is_chat: bool
     example: ExamplePrompts
     rendered_chat: str | None
     """A chat as the template renders it."""
-    base: BaseFacts | None
-    converted: ConvertedFacts | None
+    base: lineage.BaseFacts | None
+    base_data: lineage.Excerpt | None
+    converted: lineage.ConvertedFacts | None
     step: int | None
     is_checkpoint: bool
-    is_last_step: bool
-    loss_at_step: LossAtStep | None
-    loss_rise: LossRise | None
-    run: TrainingTotals | None
-    """None of weights without a run."""
-    data: DataFacts | None
+    loss_at_step: dict[str, Any] | None
+    loss_rise: results.LossRise | None
+    resolved: Resolved | None
+    """The settings of the run as they are published; None of weights without a run, as are the next two."""
     training: TrainingFacts | None
-    compute: ComputeFacts | None
-    provenance: Provenance | None
-    heldout: HeldOutFacts | None
+    data: lineage.DataFacts | None
+    heldout: HeldOut | None
+    new_text: NewText | None
+    """The results outside overlaps with the training text, if they are of less than (almost) all tokens."""
     nothing_held_out: bool
-    comparison: Comparison | None
+    comparison: results.Comparison | None
     charts: list[str]
-    samples: Samples | None
-    answers: Answers | None
+    samples: lineage.Excerpt | None
+    prompts_in_training: int | None
+    """How many of the prompts shown are in the training chats; None if it was not recorded."""
+    answers: lineage.Excerpt | None
+    """`Answer` records of held-out questions."""
     samples_over_training: SampleTable | None
 
 
 def card_facts(source: PushSource, folder: Path, publication: Publication) -> CardFacts:
     """Collect the facts of a staged folder's card."""
     run, model = source.run, _model(source, folder, publication)
-    is_chat, prompts = _is_chat(folder), staged_prompts(folder)
+    is_chat, resolved = _is_chat(folder), _staged_settings(folder) if run else None
+    prompts = resolved.run.prompts if resolved else []
     example = example_prompts(folder, model.config.max_position_embeddings)
+    heldout, samples = results.held_out_facts(source), results.samples(source, folder, prompts)
+    baseline = publication.baseline
     return CardFacts(
         name=publication.repo_id.split("/")[-1],
         publication=publication,
         twin=None if publication.twin in publication.private else publication.twin,
-        license=_license(folder, publication.license),
-        developers=developers(source, publication),
-        origin=origin_facts(publication),
+        files=sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
+        developers=lineage.developers(source, publication),
+        origin=lineage.origin_facts(publication),
         minimum_transformers=MINIMUM_TRANSFORMERS,
         native_transformers=[NATIVE_TRANSFORMERS, version("transformers")],
         model=model,
@@ -191,25 +144,25 @@ def card_facts(source: PushSource, folder: Path, publication: Publication) -> Ca
         is_chat=is_chat,
         example=example,
         rendered_chat=_rendered_chat(folder, example.prompt) if is_chat else None,
-        base=base_facts(run, publication),
-        converted=converted_facts(source, publication.private),
+        base=lineage.base_facts(run, publication),
+        base_data=lineage.data_sources(resolved.base.trained_on or []) if resolved and resolved.base else None,
+        converted=lineage.converted_facts(source, publication.private),
         step=source.step,
         is_checkpoint=source.is_checkpoint,
-        is_last_step=run is not None and run.heldout is not None and source.step == run.step,
-        loss_at_step=loss_at_step(source),
-        loss_rise=loss_rise(source),
-        run=training_totals(source) if run else None,
-        data=data_facts(run, publication.private),
-        training=training_facts(run) if run else None,
-        compute=compute_facts(source, model.config) if run else None,
-        provenance=provenance(run, publication.private) if run else None,
-        heldout=held_out_facts(source),
+        loss_at_step=results.loss_at_step(source),
+        loss_rise=results.loss_rise(source),
+        resolved=resolved,
+        training=training_facts(source, model.config) if run else None,
+        data=lineage.data_facts(resolved) if resolved else None,
+        heldout=heldout,
+        new_text=new_text(heldout) if heldout else None,
         nothing_held_out=bool(run and run.heldout and not run.measured),
-        comparison=comparison(run, publication.baseline, publication) if run and publication.baseline else None,
+        comparison=results.comparison(run, baseline, publication) if run and baseline else None,
         charts=[name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
-        samples=samples(source, folder, prompts),
-        answers=answers(source) if publication.questions else None,
-        samples_over_training=samples_over_training(source, prompts),
+        samples=samples,
+        prompts_in_training=results.prompts_in_training(run, samples) if run and samples else None,
+        answers=results.answers(source) if publication.questions else None,
+        samples_over_training=results.samples_over_training(source, prompts),
     )
 
 
@@ -218,15 +171,14 @@ def _model(source: PushSource, folder: Path, publication: Publication) -> ModelF
     has_zero_biases = publication.native and not config.attention_bias
     if has_zero_biases:
         config.attention_bias = True
-    count, weights = sizes(config), sorted(folder.glob("*.safetensors"))
+    weights = sorted(folder.glob("*.safetensors"))
     with torch.device("meta"):
         norm = type(make_norm(config)).__name__
     return ModelFacts(
         config=config,
         model_type=read_json((source.model if source.adapter else folder) / "config.json")["model_type"],
         norm=norm,
-        parameters=count.total,
-        non_embedding=count.non_embedding,
+        sizes=sizes(config),
         dtypes=_dtypes(weights if source.adapter else weight_files(folder)),
         hashes=[sha256(path) for path in weights],
         has_zero_biases=has_zero_biases,
@@ -247,26 +199,13 @@ def _dtypes(paths: list[Path]) -> list[str]:
     return sorted(names.get(name, name) for name in found)
 
 
-def _adapter(folder: Path) -> AdapterFacts:
+def _adapter(folder: Path) -> dict[str, Any]:
     settings, count = read_json(folder / ADAPTER_CONFIG), 0
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
             count += math.prod(tensors.get_slice(name).get_shape())
-    return AdapterFacts(
-        base=settings["base_model_name_or_path"],
-        commit=settings["revision"],
-        rank=settings["r"],
-        alpha=settings["lora_alpha"],
-        layers=sorted({name.rpartition(".")[2] for name in settings["target_modules"]}),
-        parameters=count,
-    )
-
-
-def _license(folder: Path, license: License | None) -> LicenseFacts | None:
-    if license is None:
-        return None
-    file = TEXT if (folder / TEXT).is_file() else None
-    return LicenseFacts(license, file, file is not None and not (folder / TEXT_OF_CODE).is_file())
+    layers = {name.rpartition(".")[2] for name in settings["target_modules"]}
+    return {**settings, "layers": sorted(layers), "parameters": count}
 
 
 def _is_chat(folder: Path) -> bool:
@@ -278,10 +217,10 @@ def _rendered_chat(folder: Path, question: str) -> str:
     return str(load_tokenizer(str(folder)).apply_chat_template(chat, tokenize=False))
 
 
-def staged_prompts(folder: Path) -> list[str]:
-    """Return the prompts of a run as they are staged: without those that are not to be published."""
+def _staged_settings(folder: Path) -> Resolved | None:
+    """Return the settings of a run as they are staged: without prompts that are not to be published."""
     settings = RunFolder(folder).resolved
-    return Resolved.load(settings).run.prompts if settings.is_file() else []
+    return Resolved.load(settings) if settings.is_file() else None
 
 
 def example_prompts(folder: Path, context: int) -> ExamplePrompts:
@@ -291,15 +230,15 @@ def example_prompts(folder: Path, context: int) -> ExamplePrompts:
     """
     is_chat, generation = _is_chat(folder), read_json(folder / "generation_config.json")
     new_tokens = min((generation.get("max_new_tokens") or 128) if is_chat else 40, context // 2)
-    tokenizer = load_tokenizer(str(folder))
+    settings, tokenizer = _staged_settings(folder), load_tokenizer(str(folder))
     tokenizer.model_max_length = sys.maxsize  # no warning that a prompt is too long
 
     def fits(text: str) -> bool:
         ids = chat_ids(tokenizer, [{"role": "user", "content": text}]) if is_chat else tokenizer(text)["input_ids"]
         return len(ids) + new_tokens <= context  # pyright: ignore[reportArgumentType]
 
-    if fitting := [prompt for prompt in staged_prompts(folder) if fits(prompt)]:
-        return ExamplePrompts(fitting[0], new_tokens, fitting[:MAX_SAMPLES])
+    if fitting := [prompt for prompt in (settings.run.prompts if settings else []) if fits(prompt)]:
+        return ExamplePrompts(fitting[0], new_tokens, fitting[: results.MAX_SAMPLES])
     words = (QUESTION if is_chat else PROMPT).split()
     while len(words) > 1 and not fits(" ".join(words)):
         words.pop()

@@ -1,18 +1,41 @@
-"""A model → where it comes from: developers, base model, weights of another code base, and their repositories."""
+"""A model → where it comes from: developers, base model, training data, and weights of another code base."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.publishing.data_facts import SourceList, data_facts, source_list
-from gpt2small_hf.publishing.privacy import hub_ids, is_hub_id, is_of_hub
+from gpt2small_hf.publishing.privacy import hub_dataset, hub_ids, is_hub_id, is_of_hub
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.records import DataSource, Resolved
+
+MAX_SOURCES = 8
+"""Sources of data that are listed one by one."""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The first items of a list, and the number of all."""
+
+    shown: list[Any]
+    n_total: int
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """The data of a run."""
+
+    train: Excerpt
+    """`DataSource` records: `dataset` is the id of a public data set on the Hub, else None."""
+    measured_on: Excerpt
+    """Sources of what was held out: those of the training data if a part of it was."""
+    datasets: list[str]
+    """Ids of public data sets on the Hub."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +56,8 @@ class BaseFacts:
     name: str
     repo: str | None
     """Its repository, if it is public."""
-    is_private: bool
+    is_private: bool = False
     """Whether it is in a private repository."""
-    data: SourceList
 
 
 @dataclass(frozen=True)
@@ -51,13 +73,29 @@ class ConvertedFacts:
 
 def linked_repositories(source: PushSource, publication: Publication) -> list[tuple[str, str]]:
     """List the repositories that the card names beside its own: type (`model` or `dataset`) and id."""
-    base, origin = base_facts(source.run, publication), origin_facts(publication)
-    data, converted = data_facts(source.run, ()), converted_facts(source)
-    datasets = {*(data.datasets if data else ()), converted.dataset if converted else None}
-    baseline = baseline_repository(publication) if source.run else None
-    models = {base.repo if base else None, baseline, publication.twin, origin.repo if origin else None}
-    linked = {(kind, name) for kind, names in (("model", models), ("dataset", datasets)) for name in names if name}
+    base, origin, converted = base_facts(source.run, publication), origin_facts(publication), converted_facts(source)
+    models = {base and base.repo, source.run and baseline_repository(publication), publication.twin}
+    models.add(origin and origin.repo)
+    linked = {("model", name) for name in models if name}
+    if converted and converted.dataset:
+        linked.add(("dataset", converted.dataset))
     return sorted(linked | (hub_ids(source.run.resolved) if source.run else set()))
+
+
+def data_facts(resolved: Resolved) -> DataFacts | None:
+    """Return the data of staged settings, where Hub ids are those of public data sets; None if not recorded."""
+    sources = resolved.data.sources
+    if not sources:
+        return None
+    datasets = {name for one in sources["train"] if (name := hub_dataset(one))}
+    measured_on = sources.get("validation") or sources["train"]
+    return DataFacts(data_sources(sources["train"]), data_sources(measured_on), sorted(datasets))
+
+
+def data_sources(sources: list[DataSource]) -> Excerpt:
+    """Return the first sources, each with `name` as the card calls it and with `dataset` if that is on the Hub."""
+    shown = [(hub_dataset(one), one) for one in sources[:MAX_SOURCES]]
+    return Excerpt([replace(one, dataset=hub, name=hub or one.label) for hub, one in shown], len(sources))
 
 
 def origin_facts(publication: Publication) -> Origin | None:
@@ -67,26 +105,23 @@ def origin_facts(publication: Publication) -> Origin | None:
         return None
     if given.startswith("http"):
         return Origin(given, given, None)
-    if given in publication.private:
-        return Origin(given, None, None)
-    return Origin(given, f"https://huggingface.co/{given}", given)
+    is_private = given in publication.private
+    return Origin(given, None, None) if is_private else Origin(given, f"https://huggingface.co/{given}", given)
 
 
 def developers(source: PushSource, publication: Publication) -> list[str]:
     """Return who trained the model: as given, else the account of the run's or the origin's repository, else nobody."""
-    if publication.developers:
-        return publication.developers
-    if source.run:
-        return [publication.namespace]
+    if publication.developers or source.run:
+        return publication.developers or [publication.namespace]
     origin = origin_facts(publication)
     return [origin.repo.split("/")[0]] if origin and origin.repo else []
 
 
 def copyright_holders(source: PushSource, publication: Publication) -> dict[str, Any]:
     """Return the copyright `holders` of the weights and its `year`, as far as they are known."""
-    year = source.run.resolved.made_by.date[:4] if source.run else None
-    owner = [publication.namespace] if source.run else []
-    return {"holders": publication.developers or owner, "year": year}
+    if source.run is None:
+        return {"holders": publication.developers, "year": None}
+    return {"holders": developers(source, publication), "year": source.run.resolved.made_by.date[:4]}
 
 
 def base_facts(run: Run | None, publication: Publication) -> BaseFacts | None:
@@ -94,16 +129,14 @@ def base_facts(run: Run | None, publication: Publication) -> BaseFacts | None:
     if run is None or run.resolved.base is None:
         return None
     base = run.resolved.base
-    data = source_list(base.trained_on or [], publication.private)  # earlier versions did not record it
     path = Path(base.init_from)
     if record := published_base(path, base.sha256, publication):
-        return BaseFacts(record["repo_id"], record["repo_id"], False, data)
+        return BaseFacts(record["repo_id"], record["repo_id"])
     name = path.parent.name if path.name == "model" else path.name
     if not (is_of_hub(base.init_from, base.of_hub) and HUB_ID.fullmatch(base.init_from)):
-        return BaseFacts(name, None, False, data)
-    if base.init_from in publication.private:
-        return BaseFacts(name, None, True, data)
-    return BaseFacts(base.init_from, base.init_from, False, data)
+        return BaseFacts(name, None)
+    is_private = base.init_from in publication.private
+    return BaseFacts(name, None, is_private) if is_private else BaseFacts(base.init_from, base.init_from)
 
 
 def published_base(path: Path, digest: str, publication: Publication) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from gpt2small_hf.publishing.result_facts import loss_at_step
 from gpt2small_hf.publishing.secret_scan import allowed_secrets
 from gpt2small_hf.publishing.source import PushSource, checkpoints
 from gpt2small_hf.publishing.stage import Files, check_stage_folder, is_loaded
-from gpt2small_hf.publishing.training_facts import training_totals
+from gpt2small_hf.publishing.training_facts import trained_tokens
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
@@ -115,13 +115,8 @@ def plan_checkpoints(args: Namespace, main: PushPlan) -> list[PushPlan]:
 def checkpoint_branch(source: PushSource) -> dict[str, Any]:
     """Return a checkpoint's branch, step, tokens and loss, for the card of the finished model."""
     then = loss_at_step(source)
-    loss = then.loss if then else None
-    return {
-        "revision": f"step-{source.step}",
-        "step": source.step,
-        "tokens": training_totals(source).tokens,
-        "loss": loss,
-    }
+    loss = then["eval_loss"] if then else None
+    return {"revision": f"step-{source.step}", "step": source.step, "tokens": trained_tokens(source), "loss": loss}
 
 
 def sibling_folder(staged: Path, name: str) -> Path:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.config.recipe import BASELINE
-from gpt2small_hf.publishing.lineage_facts import baseline_repository
+from gpt2small_hf.publishing.lineage_facts import Excerpt, baseline_repository
 from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.report.page import SampleTable, sample_tables
 from gpt2small_hf.report.sweep import SweepFolder, round_loss
-from gpt2small_hf.report.tables import new_text, one_line, rise_line
+from gpt2small_hf.report.tables import one_line, rise_line
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, HeldOut, NewText
+from gpt2small_hf.runs.results import Answer, HeldOut
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3
@@ -26,14 +26,6 @@ MAX_SAMPLE_CHARACTERS = 66
 """Of a sample in the table of samples over training: a wider table would have to be scrolled on the Hub."""
 IGNORED_SETTINGS = {"output_dir", "prompts", "num_threads", "data_dir", "data_seed"}
 """Settings whose difference from a baseline is no change to the recipe."""
-
-
-@dataclass(frozen=True)
-class LossAtStep:
-    """A held-out loss that was measured while training."""
-
-    loss: float
-    step: int
 
 
 @dataclass(frozen=True)
@@ -47,94 +39,31 @@ class LossRise:
 
 
 @dataclass(frozen=True)
-class HeldOutFacts:
-    """The held-out results of a finished run."""
-
-    measures: HeldOut
-    new_text: NewText | None
-    """The results outside overlaps with the training text, if they are of less than (almost) all tokens."""
-
-
-@dataclass(frozen=True)
-class PromptOrigin:
-    """Where the prompts of a run on chats are from."""
-
-    kind: str | None
-    """As in `Resolved.prompts_from`; None if it was not recorded."""
-    n_in_training: int | None
-    """How many of the prompts shown are in the training chats; None if it was not recorded."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """What the model generated after prompts."""
-
-    completions: list[dict[str, str]]
-    n_total: int
-    settings: dict[str, Any]
-    """Of the sampled ones."""
-    prompt_origin: PromptOrigin | None
-    """None of runs on text."""
-
-
-@dataclass(frozen=True)
-class Answers:
-    """The first answers to held-out questions, and the number of all."""
-
-    shown: list[Answer]
-    n_total: int
-
-
-@dataclass(frozen=True)
-class PairedComparison:
-    """A sweep's verdict on a recipe, from pairs of runs with equal seeds."""
-
-    recipe: str
-    value: float
-    standard_error: float
-    decided_above: float
-    verdict: str
-    n_pairs: int
-
-
-@dataclass(frozen=True)
-class RunInputs:
-    """What a run learns from, beside its settings. Base and data by content: names differ between machines."""
-
-    base_sha256: str | None
-    data_fingerprint: str
-    rows_per_step: int | None
-    processes: int
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A run and a baseline."""
 
     name: str
     repo: str | None
-    inputs: RunInputs
-    baseline_inputs: RunInputs
+    baseline: Resolved
     changes: list[tuple[str, Any, Any]]
     """Settings that differ: name, the baseline's value, this run's."""
     losses: tuple[float, float] | None
     """Of this run and the baseline; None if they were not measured on the same rows."""
-    paired: PairedComparison | None
+    paired: dict[str, Any] | None
+    """The verdict of the sweep of both: the row of the recipe in `sweep.json`, and `n_pairs`."""
 
 
-def held_out_facts(source: PushSource) -> HeldOutFacts | None:
+def held_out_facts(source: PushSource) -> HeldOut | None:
     """Return the held-out results; None of checkpoints and where nothing was measured."""
-    if source.run is None or source.is_checkpoint or source.run.measured is None:
-        return None
-    return HeldOutFacts(source.run.measured, new_text(source.run.measured))
+    return None if source.run is None or source.is_checkpoint else source.run.measured
 
 
-def loss_at_step(source: PushSource) -> LossAtStep | None:
-    """Return the last held-out loss up to the step of a checkpoint; None of other models."""
+def loss_at_step(source: PushSource) -> dict[str, Any] | None:
+    """Return the last log entry with a held-out loss up to the step of a checkpoint; None of other models."""
     if not source.is_checkpoint or source.run is None or source.step is None:
         return None
     held = [row for row in source.run.metrics if row.get("eval_loss") is not None and 0 < row["step"] <= source.step]
-    return LossAtStep(held[-1]["eval_loss"], held[-1]["step"]) if held else None
+    return held[-1] if held else None
 
 
 def loss_rise(source: PushSource) -> LossRise | None:
@@ -145,7 +74,7 @@ def loss_rise(source: PushSource) -> LossRise | None:
     if source.is_checkpoint:
         then, chats = loss_at_step(source), run.resolved.data.validation
         before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
-        after, conversations = then.loss if then else None, chats.trained_on if chats else None
+        after, conversations = then["eval_loss"] if then else None, chats.trained_on if chats else None
     else:
         heldout = run.heldout
         before = heldout.before.loss_nats if heldout and heldout.before else None
@@ -156,7 +85,7 @@ def loss_rise(source: PushSource) -> LossRise | None:
     return LossRise(before, after, line)
 
 
-def samples(source: PushSource, folder: Path, prompts: list[str]) -> Samples | None:
+def samples(source: PushSource, folder: Path, prompts: list[str]) -> Excerpt | None:
     """Return what the model generated after the prompts that are published; None if nothing was saved."""
     if source.run is None:
         return None
@@ -165,20 +94,15 @@ def samples(source: PushSource, folder: Path, prompts: list[str]) -> Samples | N
         found = [sample for sample in _saved_samples(source.run, prompts) if sample["step"] == source.step]
     else:
         found = read_json(file)["completions"] if file.is_file() else []
-    if not found:
-        return None
-    shown = [{name: sample[name] for name in ("prompt", "greedy", "sampled")} for sample in found[:MAX_SAMPLES]]
-    origin = _prompt_origin(source.run, [sample["prompt"] for sample in shown])
-    return Samples(shown, len(found), found[0]["settings"], origin)
+    return Excerpt(found[:MAX_SAMPLES], len(found)) if found else None
 
 
-def _prompt_origin(run: Run, prompts: list[str]) -> PromptOrigin | None:
-    if not run.resolved.chat:
-        return None
+def prompts_in_training(run: Run, shown: Excerpt) -> int | None:
+    """Count the prompts of some samples that are in the training chats; None if it was not recorded."""
     flags = run.resolved.prompts_in_training or []  # earlier versions did not record them
     known = dict(zip(run.resolved.run.prompts, flags, strict=False))
-    is_known = known.keys() >= set(prompts)
-    return PromptOrigin(run.resolved.prompts_from, sum(known[one] for one in prompts) if is_known else None)
+    prompts = [sample["prompt"] for sample in shown.shown]
+    return sum(known[prompt] for prompt in prompts) if known.keys() >= set(prompts) else None
 
 
 def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
@@ -194,18 +118,15 @@ def held_out_answers(source: PushSource) -> list[Answer]:
     return run.answers
 
 
-def answers(source: PushSource) -> Answers | None:
+def answers(source: PushSource) -> Excerpt | None:
     """Return the first answers to held-out questions."""
     found = held_out_answers(source)
-    return Answers(found[:MAX_SAMPLES], len(found)) if found else None
+    return Excerpt(found[:MAX_SAMPLES], len(found)) if found else None
 
 
 def samples_over_training(source: PushSource, prompts: list[str]) -> SampleTable | None:
     """Return the samples after the first prompt at several steps up to the weights; None of fewer than two."""
-    if source.run is None:
-        return None
-    saved = _saved_samples(source.run, prompts)
-    if not saved:
+    if source.run is None or not (saved := _saved_samples(source.run, prompts)):
         return None
     first = sample_tables(saved, source.run.metrics)[0]
     until = source.run.step if source.step is None else source.step
@@ -215,14 +136,14 @@ def samples_over_training(source: PushSource, prompts: list[str]) -> SampleTable
 
 
 def comparison(run: Run, baseline: Run, publication: Publication) -> Comparison:
-    """Compare a run with a baseline: inputs, settings and losses."""
+    """Compare a run with a baseline: settings and losses."""
     is_comparable = run.measured and baseline.measured and run.measured_on == baseline.measured_on
-    settings = changed(_scrubbed(baseline), _scrubbed(run))
+    scrubbed = _scrubbed(baseline)
+    settings = changed(scrubbed, _scrubbed(run))
     return Comparison(
         name=baseline.name,
         repo=baseline_repository(publication),
-        inputs=_inputs(run),
-        baseline_inputs=_inputs(baseline),
+        baseline=scrubbed,
         changes=[(name, then, now) for name, then, now in settings if name not in IGNORED_SETTINGS],
         losses=(run.loss_nats, baseline.loss_nats) if is_comparable else None,
         paired=paired_comparison(run, baseline) if is_comparable else None,
@@ -233,12 +154,7 @@ def _scrubbed(run: Run) -> Resolved:
     return Resolved.from_json(scrub(run.resolved.to_json()), f"{run.folder.resolved}:")
 
 
-def _inputs(run: Run) -> RunInputs:
-    base, data = run.resolved.base, run.resolved.data
-    return RunInputs(base and base.sha256, data.fingerprint, run.resolved.rows_per_step, run.resolved.device.count)
-
-
-def paired_comparison(run: Run, baseline: Run) -> PairedComparison | None:
+def paired_comparison(run: Run, baseline: Run) -> dict[str, Any] | None:
     """Read the verdict on a run's recipe from the sweep of both, as `report.sweep.compare` computed it.
 
     Returns: None if the two are not runs of one sweep, or if too few runs ended to estimate the noise.
@@ -249,9 +165,7 @@ def paired_comparison(run: Run, baseline: Run) -> PairedComparison | None:
     rows = {row["recipe"]: row for row in read_json(results)["recipes"]}
     for row in rows.values():
         if _has(row, run) and _has(rows.get(BASELINE), baseline) and row["standard_error"] is not None:
-            pairs = sum(one["difference"] is not None for one in row["runs"])
-            told = {name: row[name] for name in ("recipe", "standard_error", "decided_above", "verdict")}
-            return PairedComparison(**told, value=row["difference"], n_pairs=pairs)
+            return {**row, "n_pairs": sum(one["difference"] is not None for one in row["runs"])}
     return None
 
 

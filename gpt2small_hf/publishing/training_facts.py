@@ -1,4 +1,4 @@
-"""A run → what its card states about the training: amounts, settings, hardware, time, versions."""
+"""A run → what its card states about the training, beside its settings: amounts, loss, time, memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.publishing.privacy import public_ids, scrub_command
-from gpt2small_hf.publishing.source import PushSource
+from gpt2small_hf.publishing.source import ADAPTER_CONFIG, PushSource
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.reader import Run, logged_tokens, tokens_of
-from gpt2small_hf.runs.records import DeviceFacts, ModelSettings, ParameterCounts, TrainerSettings
 from gpt2small_hf.training.budget import flops_per_token
 
 
@@ -18,67 +16,28 @@ from gpt2small_hf.training.budget import flops_per_token
 class KeptStep:
     """The step before the last whose weights a finished run kept."""
 
-    step: int
-    last_step: int
     epochs: float | None
     train_loss: float | None
-
-
-@dataclass(frozen=True)
-class TrainingTotals:
-    """How much was trained, up to the weights if they are a checkpoint's."""
-
-    date: str
-    steps: int
-    planned_steps: int
-    tokens: int | None
-    epochs: float | None
-    conversations: int | None
-    loss_on: str | None
-    train_loss: float | None
-    train_loss_step: int | None
-    """Step of `train_loss`; None if it is that of the weights."""
-    kept: KeptStep | None
-
-
-@dataclass(frozen=True)
-class LoraSettings:
-    """The adapter that was trained."""
-
-    rank: int
-    alpha: float
-    dropout: float
-    layers: list[str]
-    """Empty: all linear layers."""
-    is_merged: bool
-    parameters: ParameterCounts | None
-    """None if they were not recorded."""
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """The settings of the training."""
+    """What was measured while training, up to the weights if they are a checkpoint's."""
 
-    trainer: TrainerSettings
-    model: ModelSettings
-    rows_per_step: int | None
+    is_finished: bool
+    steps: int
+    last_step: int
+    """Of the run."""
+    planned_steps: int
+    tokens: int | None
     tokens_per_step: int | None
-    devices: int
-    min_lr_rate: float | None
-    """Of a cosine schedule: its end, as a share of the peak."""
-    scheduler_options: dict[str, Any]
-    decays_matrices_only: bool
-    uses_fp16: bool
-    init_seed: int | None
-    """None if it is the seed."""
-    lora: LoraSettings | None
-
-
-@dataclass(frozen=True)
-class ComputeFacts:
-    """Hardware and time."""
-
-    device: DeviceFacts
+    epochs: float | None
+    train_loss: float | None
+    train_loss_step: int | None
+    """Step of `train_loss`; None if it is that of the weights."""
+    kept: KeptStep | None
+    lora_layers: list[str]
+    """Empty: all linear layers."""
     seconds: float | None
     """In training steps."""
     seconds_step: int | None
@@ -89,87 +48,28 @@ class ComputeFacts:
     flops: float | None
 
 
-@dataclass(frozen=True)
-class Provenance:
-    """The code that trained the model."""
-
-    command: str
-    commit: str
-    """Empty if it was not recorded."""
-    is_dirty: bool
-    date: str
-    versions: dict[str, str]
-
-
-def training_totals(source: PushSource) -> TrainingTotals:
-    """Return how much was trained."""
+def training_facts(source: PushSource, config: GPT2SmallConfig) -> TrainingFacts:
+    """Return what was measured while training."""
     run = source.run
     assert run is not None
-    rows, chats = _rows_until(source), run.resolved.data.train
-    tokens, epochs = logged_tokens(rows), _last(rows, "epoch")
+    resolved, rows, tokens = run.resolved, _rows_until(source), trained_tokens(source)
+    chats, epochs = resolved.data.train, _last(rows, "epoch")
     if source.is_checkpoint:  # it may be between two lines of the log
-        tokens = max(tokens or 0, tokens_of(source.model)) or None  # earlier versions counted none
         epochs = read_json(source.model / "trainer_state.json").get("epoch", epochs)
-    return TrainingTotals(
-        date=run.resolved.made_by.date[:10],
+    tokens_per_row = chats.tokens / chats.rows if chats else resolved.seq_len
+    flops = flops_per_token(config, resolved.seq_len, resolved.run.lora_rank)
+    return TrainingFacts(
+        is_finished=run.heldout is not None,
         steps=(source.step or 0) if source.is_checkpoint else run.step,
+        last_step=run.step,
         planned_steps=_planned_steps(run),
         tokens=tokens,
+        tokens_per_step=None if resolved.rows_per_step is None else round(resolved.rows_per_step * tokens_per_row),
         epochs=epochs,
-        conversations=chats.trained_on if chats else None,
-        loss_on=run.resolved.chat.loss_on if run.resolved.chat else None,
         train_loss=_last(rows, "loss"),
         train_loss_step=_logged_until(source, "loss"),
         kept=_kept(source, run),
-    )
-
-
-def training_facts(run: Run) -> TrainingFacts:
-    """Return the settings of the training."""
-    resolved = run.resolved
-    trainer, rows, counts = resolved.trainer, resolved.rows_per_step, resolved.data.train
-    tokens_per_row = counts.tokens / counts.rows if counts else resolved.seq_len
-    options = dict(trainer.lr_scheduler_kwargs or {})
-    is_cosine = trainer.lr_scheduler_type == "cosine_with_min_lr" and "min_lr_rate" in options
-    return TrainingFacts(
-        trainer=trainer,
-        model=resolved.model,
-        rows_per_step=rows,
-        tokens_per_step=None if rows is None else round(rows * tokens_per_row),
-        devices=resolved.device.count,
-        min_lr_rate=options.pop("min_lr_rate") if is_cosine else None,
-        scheduler_options=options,
-        decays_matrices_only=resolved.run.decay == "matrices",
-        uses_fp16=trainer.fp16 and resolved.device.type != "cpu",  # Accelerate turns it off on a CPU
-        init_seed=None if resolved.run.init_seed == trainer.seed else resolved.run.init_seed,
-        lora=_lora(run),
-    )
-
-
-def _lora(run: Run) -> LoraSettings | None:
-    given, counts = run.resolved.run, run.resolved.parameters
-    if given.lora_rank is None:
-        return None
-    settings = run.folder.adapter / "adapter_config.json"
-    targets = read_json(settings)["target_modules"] if settings.is_file() else []
-    return LoraSettings(
-        rank=given.lora_rank,
-        alpha=given.lora_alpha or 2 * given.lora_rank,
-        dropout=given.lora_dropout or 0,
-        layers=sorted({target.rpartition(".")[2] for target in targets}),
-        is_merged=run.heldout is not None,
-        parameters=counts if counts and counts.trained != counts.total else None,
-    )
-
-
-def compute_facts(source: PushSource, config: GPT2SmallConfig) -> ComputeFacts:
-    """Return hardware, time and FLOPs of the training up to the weights."""
-    run, rows = source.run, _rows_until(source)
-    assert run is not None
-    tokens = training_totals(source).tokens
-    flops = flops_per_token(config, run.resolved.seq_len, run.resolved.run.lora_rank)
-    return ComputeFacts(
-        device=run.resolved.device,
+        lora_layers=_lora_layers(run),
         seconds=training_seconds(rows),
         seconds_step=_logged_until(source, "tokens_per_second"),
         tokens_per_second=run.usual("tokens_per_second"),
@@ -179,12 +79,10 @@ def compute_facts(source: PushSource, config: GPT2SmallConfig) -> ComputeFacts:
     )
 
 
-def provenance(run: Run, private: frozenset[str]) -> Provenance:
-    """Return command, commit, date and versions of the training."""
-    made_by = run.resolved.made_by
-    commit, dirty, _ = (made_by.commit or "").partition("-dirty")
-    command = scrub_command(made_by.command, public_ids(run.resolved, private))
-    return Provenance(command, commit, bool(dirty), made_by.date, made_by.versions)
+def trained_tokens(source: PushSource) -> int | None:
+    """Return the number of training tokens up to the weights; None if they were not counted."""
+    logged = logged_tokens(_rows_until(source))
+    return max(logged or 0, tokens_of(source.model)) or None if source.is_checkpoint else logged
 
 
 def training_seconds(rows: list[dict[str, Any]]) -> float | None:
@@ -195,6 +93,12 @@ def training_seconds(rows: list[dict[str, Any]]) -> float | None:
             total += (row["num_input_tokens_seen"] - before) / row["tokens_per_second"]
             before = row["num_input_tokens_seen"]
     return total or None
+
+
+def _lora_layers(run: Run) -> list[str]:
+    settings = run.folder.adapter / ADAPTER_CONFIG
+    targets = read_json(settings)["target_modules"] if settings.is_file() else []
+    return sorted({target.rpartition(".")[2] for target in targets})
 
 
 def _planned_steps(run: Run) -> int:
@@ -222,7 +126,7 @@ def _kept(source: PushSource, run: Run) -> KeptStep | None:
     if source.is_checkpoint or source.step is None or source.step == run.step:
         return None
     rows = [row for row in run.metrics if row["step"] <= source.step]
-    return KeptStep(source.step, run.step, _last(rows, "epoch"), _last(rows, "loss"))
+    return KeptStep(_last(rows, "epoch"), _last(rows, "loss"))
 
 
 def _last(rows: list[dict[str, Any]], name: str) -> float | None:

@@ -35,10 +35,10 @@ from gpt2small_hf.publishing.facts import PROMPT, QUESTION, example_prompts
 from gpt2small_hf.publishing.license import License, write_license
 from gpt2small_hf.publishing.lineage_facts import copyright_holders, linked_repositories
 from gpt2small_hf.publishing.publication import Publication
-from gpt2small_hf.publishing.result_facts import LossAtStep, held_out_answers, loss_at_step, loss_rise
+from gpt2small_hf.publishing.result_facts import held_out_answers, loss_at_step, loss_rise
 from gpt2small_hf.publishing.source import PushSource, checkpoint_source, find_source
 from gpt2small_hf.publishing.stage import list_files, stage, stage_native
-from gpt2small_hf.publishing.training_facts import training_seconds, training_totals
+from gpt2small_hf.publishing.training_facts import training_facts, training_seconds
 from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
 from gpt2small_hf.report.sweep import SweepFolder, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
@@ -134,7 +134,7 @@ def card_of(name: Path | PushSource, **more: Any) -> Card:
     source = name if isinstance(name, PushSource) else find_source(name)
     publication = Publication(**{"repo_id": f"you/{source.name}", "pin": "v1", **more})
     folder = Path(f"staged/{next(COUNT)}")
-    stage(source, folder)
+    stage(source, folder, private=publication.private)
     if publication.native:
         ours, folder = folder, Path(f"staged/{next(COUNT)}")
         stage_native(ours, folder)
@@ -466,7 +466,9 @@ def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_resul
     card = cards["checkpoint"]
     then = {row["step"]: row["eval_loss"] for row in card.source.run.metrics if "eval_loss" in row}
     assert re.search(rf"weights at step 10\b.* the held-out loss was {then[10]:.3f} nats", card.prose)
-    assert loss_at_step(card.source) == LossAtStep(then[10], 10)
+    logged = loss_at_step(card.source)
+    assert logged is not None
+    assert (logged["step"], logged["eval_loss"]) == (10, then[10])
     assert "1,280 tokens" in card.prose
     assert "2,560" not in card.prose
     after = read_json(card.source.place.heldout)["after"]
@@ -1003,7 +1005,7 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     card = card_of(checkpoint_source(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
     assert ", in 2.13 passes over the rows. " in card.prose
-    assert training_totals(card.source).train_loss_step == 15
+    assert training_facts(card.source, check_sizes(card.source.model)).train_loss_step == 15
     assert card.table("hardware")["time in training steps"][0].endswith("s (to step 15)")
     assert " trained from scratch on 2,560 tokens" in card.prose
     assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
@@ -1228,11 +1230,11 @@ def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_bas
     [
         ("{{ carbon_footprint }}", "names an unknown fact: 'carbon_footprint' is undefined"),
         (
-            "{{ run.emissions }}",
-            "TrainingTotals object' has no attribute 'emissions'",
+            "{{ training.emissions }}",
+            "TrainingFacts object' has no attribute 'emissions'",
         ),
         ("{% if budget %}x{% endif %}", "names an unknown fact: 'budget' is undefined"),
-        ("\n{% if run %}", ", line 2 cannot be rendered: Unexpected end of template."),
+        ("\n{% if training %}", ", line 2 cannot be rendered: Unexpected end of template."),
         ("{{ name | shouted }}", ", line 1 cannot be rendered: No filter named 'shouted'."),
         ("{% include 'more.j2' %}", " cannot be rendered: 'more.j2' not found"),
     ],
@@ -1249,8 +1251,8 @@ def test_a_template_that_asks_for_what_nobody_knows_is_refused_by_the_name_of_it
 def test_a_template_of_ones_own_is_rendered_with_the_same_facts(cards, tmp_path):
     card, template = cards["run"], tmp_path / "mine.j2"
     template.write_text(
-        "# {{ name | md }}\n\n{{ model.parameters | approximate }} parameters, "
-        "loss {{ heldout.measures.after.loss_nats | loss }}\n"
+        "# {{ name | md }}\n\n{{ model.sizes.total | approximate }} parameters, "
+        "loss {{ heldout.after.loss_nats | loss }}\n"
     )
     text = render(card.source, card.folder, card.publication, template)
     loss = card.source.run.loss_nats
