@@ -17,8 +17,8 @@ from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
 from gpt2small_hf.publishing.lineage_facts import published_base
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
-from gpt2small_hf.publishing.stage import stage, write
-from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.publishing.stage import stage
+from gpt2small_hf.runs.files import read_json, sha256, write_json
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def stage_adapter(source: PushSource, folder: Path, base: Base, **how: Any) -> N
     shutil.copyfile(source.adapter / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
     settings = read_json(source.adapter / ADAPTER_CONFIG)
     settings |= {"base_model_name_or_path": base.repo, "revision": base.commit, "inference_mode": True}
-    write(folder / ADAPTER_CONFIG, settings)
+    write_json(folder / ADAPTER_CONFIG, settings)
     check_finite(folder)
 
 
@@ -95,7 +95,7 @@ def check_adapter(source: PushSource) -> None:
     if isinstance(added, dict) and check_sizes(source.model).position_embedding in added:
         raise UsageError(
             f"{source.adapter} has positions that its base does not have (--max_position_embeddings), which peft "
-            f"cannot add. Publish {source.place.root}, whose model has them."
+            f"cannot add. Publish {source.run_folder.root}, whose model has them."
         )
 
 

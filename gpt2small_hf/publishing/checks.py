@@ -202,7 +202,7 @@ def check_results_are_theirs(source: PushSource, folder: Path) -> None:
         return
     for path, digest in source.run.heldout.made_by.inputs.items():
         name = Path(path).name
-        if Path(path).parent.name != source.place.model.name:  # of the data
+        if Path(path).parent.name != source.run_folder.model.name:  # of the data
             continue
         if name == WEIGHTS and not source.is_checkpoint:
             found = _sha256_of_weights(folder)

@@ -72,11 +72,10 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
             print_step("included", f"the first {MAX_SAMPLES} of {words}")
         else:
             print_step("left out", f"{words} (--publish_chat_questions shows the first {MAX_SAMPLES})")
-    before = read_published(source.place.published)
-    if not args.dry_run and source.place.root.exists() and not os.access(source.place.root, os.W_OK):
-        raise UsageError(
-            f"{source.place.published} could not be written: {source.place.root} is read-only. Make it writable."
-        )
+    before = read_published(source.run_folder.published)
+    root = source.run_folder.root
+    if not args.dry_run and root.exists() and not os.access(root, os.W_OK):
+        raise UsageError(f"{source.run_folder.published} could not be written: {root} is read-only. Make it writable.")
     plans = plan_push(args, source, before)
     if not args.dry_run:  # which asks the Hub nothing
         private = private_links(args, plans[0])

@@ -56,7 +56,7 @@ class PushPlan:
 def plan_push(args: Namespace, source: PushSource, before: dict[str, Any]) -> list[PushPlan]:
     """Plan what is published where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     staged = args.output_dir or (
-        sibling_folder(source.place.staged, "adapter") if source.adapter else source.place.staged
+        sibling_folder(source.run_folder.staged, "adapter") if source.adapter else source.run_folder.staged
     )
     if source.adapter and (args.all_checkpoints or args.also_native or args.code_only):
         raise UsageError("an adapter has no checkpoints, native form or code of its own. Publish the run for these.")
@@ -66,7 +66,7 @@ def plan_push(args: Namespace, source: PushSource, before: dict[str, Any]) -> li
     again = find_record(before, repo_id)
     native = f"{repo_id}-native"
     baseline = None if args.baseline is None else Run(RunFolder(args.baseline))
-    if baseline is not None and baseline.folder.root.resolve() == source.place.root.resolve():
+    if baseline is not None and baseline.folder.root.resolve() == source.run_folder.root.resolve():
         raise UsageError(f"--baseline {args.baseline} is the run that is published. Name the one to compare it with.")
     publication = Publication(
         repo_id,
@@ -98,9 +98,9 @@ def plan_checkpoints(args: Namespace, main: PushPlan) -> list[PushPlan]:
     source, publication = main.source, main.publication
     if source.run is None or source.is_checkpoint:
         raise UsageError(f"--all_checkpoints publishes those of a finished run, and {args.RUN} is not one.")
-    sources = checkpoints(source.place)
+    sources = checkpoints(source.run_folder)
     if not sources:
-        raise UsageError(f"{source.place.checkpoints} has no complete checkpoint. Leave --all_checkpoints out.")
+        raise UsageError(f"{source.run_folder.checkpoints} has no complete checkpoint. Leave --all_checkpoints out.")
     branches = [*publication.branches, *map(checkpoint_branch, sources)]
     latest = {branch["revision"]: branch for branch in branches}
     main.publication = replace(publication, branches=sorted(latest.values(), key=lambda branch: branch["step"]))

@@ -101,7 +101,7 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
         "verified": None,
         "replaced": remote.replaced,
     }
-    path = plan.source.place.published  # what is there now, whatever comes next
+    path = plan.source.run_folder.published  # what is there now, whatever comes next
     write_json(path, merge_records([{**record, **card_links(plan)}, *all_records(read_published(path))]))
     record["verified"] = verify_published(hub, args, plan, pushed.commit)
     if plan.tag:
@@ -155,7 +155,7 @@ def finish_push(
             print_step("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
     record = {**records[0], "made_by": scrub(made_by().to_json(), repositories)}
-    path = first.source.place.published
+    path = first.source.run_folder.published
     write_json(path, merge_records([{**record, **card_links(first)}, *records[1:], *all_records(before)]))
     done = "proposed to" if record["pull_request"] else "published"
     commits = {told["url"]: told["commit"][:12] for told in reversed(records)}

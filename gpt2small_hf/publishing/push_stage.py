@@ -30,7 +30,7 @@ def stage_for_push(args: Namespace, plan: PushPlan) -> None:
     native, known = plan.publication.native, stage.read_record(plan.folder)
     with atomic_write(plan.folder) as folder:
         if native:
-            stage.stage_native(args.output_dir or plan.source.place.staged, folder)
+            stage.stage_native(args.output_dir or plan.source.run_folder.staged, folder)
         else:
             put = (
                 partial(stage_adapter, base=find_base(plan.source, plan.publication))
@@ -59,9 +59,9 @@ def stage_for_push(args: Namespace, plan: PushPlan) -> None:
         stage.make_readable(folder)
         plan.files = stage.list_files(folder)
         card.check_finished(text, set(plan.files))
-        answers = [plan.source.place.answers] if args.publish_chat_questions else []
+        answers = [plan.source.run_folder.answers] if args.publish_chat_questions else []
         origin = partial(stage.staged_from, plan.source, license_file=args.license_file)
-        check_secrets(folder, known_token(), [plan.source.place.samples, *answers], origin)
+        check_secrets(folder, known_token(), [plan.source.run_folder.samples, *answers], origin)
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == plan.files else {}
         stage.write_record(plan.folder, plan.files, known, **same)  # before the folder: a kill leaves no unknown files
     page = stage.page_path(plan.folder)

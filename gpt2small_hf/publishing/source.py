@@ -33,8 +33,8 @@ class PushSource:
     """Weights, config, code and tokenizer."""
     root: Path
     """Nothing outside this folder is published, whatever a link says."""
-    place: RunFolder
-    """Where `staged/` and `published.json` lie: the run's folder, if there is a run."""
+    run_folder: RunFolder
+    """Contains `staged/` and `published.json`; without a run `runs/NAME`."""
     run: Run | None = None
     step: int | None = None
     """Of the run, at which the weights are."""
@@ -139,7 +139,7 @@ def _of_run(folder: RunFolder) -> PushSource:
 def _adapter_of(source: PushSource, path: Path) -> PushSource:
     """The adapter of a finished run. Raises: UsageError if it is not one that can be published alone."""
     if source.is_checkpoint:
-        raise UsageError(f"{source.place.root} is not finished. Train on: its command resumes it.")
+        raise UsageError(f"{source.run_folder.root} is not finished. Train on: its command resumes it.")
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise UsageError(f"{path} has no {ADAPTER_WEIGHTS}. Train the run again, or publish its model.")
     return replace(source, name=f"{source.name}-adapter", adapter=path)

@@ -7,7 +7,6 @@ the folder, `verify.py` loads it, `hub.py` sends it.
 from __future__ import annotations
 
 import io
-import json
 import re
 import shutil
 import stat
@@ -36,7 +35,8 @@ from gpt2small_hf.publishing.privacy import chat_questions, public_ids, remove_p
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.runs.files import is_leftover, read_json, sha256, write_json
 
-CODE_NAMES = ("configuration_gpt2small", "modeling_gpt2small", "gpt", "cpu_linear")
+MODEL_MODULES = {"configuration_gpt2small", "modeling_gpt2small", "gpt", "cpu_linear"}
+"""The model's code in this and earlier versions: a push removes the files that it does not send."""
 
 TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -100,8 +100,8 @@ def stage(
         shutil.copyfile(path, folder / path.name)
     settings.pop("_name_or_path", None)  # where it was loaded from here: nobody else's business
     settings["use_cache"] = True  # a checkpoint says false: it is saved while the Trainer has turned it off
-    write(folder / "config.json", settings)
-    write(folder / "generation_config.json", generation(source.model, settings))
+    write_json(folder / "config.json", settings)
+    write_json(folder / "generation_config.json", generation(source.model, settings))
     if source.run is not None:
         _results(
             source, folder, [] if questions else chat_questions(source.run), public_ids(source.run.resolved, private)
@@ -121,9 +121,9 @@ def _results(source: PushSource, folder: Path, questions: list[str], public: set
     for name in RESULTS[:1] if source.is_checkpoint else RESULTS:
         path = source.root / name
         if path.is_file():
-            write(folder / name, scrub(remove_prompts(read_json(path), questions), public))
+            write_json(folder / name, scrub(remove_prompts(read_json(path), questions), public))
     for name in [] if source.is_checkpoint else CHARTS:
-        path = source.place.chart(name)
+        path = source.run_folder.chart(name)
         if path.is_file():
             (folder / "charts").mkdir(exist_ok=True)
             shutil.copyfile(path, folder / "charts" / path.name)
@@ -212,7 +212,7 @@ def is_pushed_file(name: str, code: set[str]) -> bool:
     weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
     charts = [f"charts/{chart}.png" for chart in CHARTS]
     known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE", ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-    return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in {*code, *CODE_NAMES})
+    return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in code | MODEL_MODULES)
 
 
 def is_weights(name: str) -> bool:
@@ -232,12 +232,6 @@ def is_license_file(name: str) -> bool:
     return LICENSE_NAMES.fullmatch(name) is not None
 
 
-def write(path: Path, value: Any) -> None:
-    """JSON as transformers writes it."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-
 def remove_local_paths(path: Path) -> None:
     """Take out of a tokenizer's settings from where it, or a file of it, was loaded."""
     try:
@@ -247,7 +241,7 @@ def remove_local_paths(path: Path) -> None:
     if isinstance(told, dict):
         kept = {name: value for name, value in told.items() if not name.endswith(("name_or_path", "_file"))}
         if kept != told:
-            write(path, kept)
+            write_json(path, kept)
 
 
 def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:

@@ -471,7 +471,7 @@ def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_resul
     assert (logged["step"], logged["eval_loss"]) == (10, then[10])
     assert "1,280 tokens" in card.prose
     assert "2,560" not in card.prose
-    after = read_json(card.source.place.heldout)["after"]
+    after = read_json(card.source.run_folder.heldout)["after"]
     assert f"{after['loss']:.3f}" not in without_code(card.text)
     assert card.table("parameters")
     assert "model-index" not in card.metadata
@@ -639,7 +639,7 @@ def told_by(name: str, losses: dict[str, Any]) -> list[str]:
 def test_where_nothing_was_held_out_the_card_says_so(cards):
     card = cards["nothing held out"]
     assert "Held out: " not in card.prose
-    counts = read_json(cards["chat"].source.place.resolved)["data"]["validation"]
+    counts = read_json(cards["chat"].source.run_folder.resolved)["data"]["validation"]
     assert f"). Held out: {counts['conversations']} conversations. Special tokens" in cards["chat"].prose
     assert "Nothing was held out: all of the data was trained on, so the loss on new chats is not known." in card.prose
     assert "before training" not in card.text
@@ -648,7 +648,7 @@ def test_where_nothing_was_held_out_the_card_says_so(cards):
 @pytest.mark.parametrize("variant", ["run", "chat", "native", "older run"])
 def test_the_results_are_those_that_were_measured(variant, cards):
     card = cards[variant]
-    heldout = read_json(card.source.place.heldout)
+    heldout = read_json(card.source.run_folder.heldout)
     labels = {
         "before": "before training",
         "unigram": "unigram baseline (token frequencies only)",
@@ -680,7 +680,7 @@ def test_the_results_are_those_that_were_measured(variant, cards):
 @pytest.mark.parametrize("variant", ["run", "chat"])
 def test_the_settings_are_those_in_force(variant, cards):
     card = cards[variant]
-    resolved = read_json(card.source.place.resolved)
+    resolved = read_json(card.source.run_folder.resolved)
     t, model, data = resolved["trainer"], resolved["model"], resolved["data"]
     row = data["train"]["tokens"] / data["train"]["rows"] if variant == "chat" else model["max_position_embeddings"]
     about_ = "about " if variant == "chat" else ""
@@ -750,9 +750,11 @@ def test_the_sizes_are_those_of_the_weights(variant, cards):
 @pytest.mark.parametrize("variant", ["run", "chat", "checkpoint", "adapters"])
 def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     card = cards[variant]
-    source, resolved = card.source, read_json(card.source.place.resolved)
+    source, resolved = card.source, read_json(card.source.run_folder.resolved)
     rows = [
-        row for row in read_jsonl(source.place.metrics) if row["step"] <= source.step and "tokens_per_second" in row
+        row
+        for row in read_jsonl(source.run_folder.metrics)
+        if row["step"] <= source.step and "tokens_per_second" in row
     ]
     tokens = rows[-1]["num_input_tokens_seen"]
     if variant not in ("chat", "adapters"):
@@ -778,7 +780,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
 def test_every_number_of_the_results_and_settings_stands_in_a_file_of_the_run(cards):
     for variant in ("run", "chat", "baseline", "sweep"):
         card = cards[variant]
-        files = [card.source.place.resolved, card.source.place.heldout, card.source.model / "config.json"]
+        files = [card.source.run_folder.resolved, card.source.run_folder.heldout, card.source.model / "config.json"]
         baseline = card.publication.baseline
         if baseline is not None:
             files += [baseline.folder.resolved, baseline.folder.heldout]
@@ -824,7 +826,7 @@ def test_beside_a_baseline_settings_and_losses_are_told_apart(cards):
     assert told["learning_rate"] == ["0.02", "0.01"]
     assert told["lr_scheduler_type"] == ["constant", "cosine_with_min_lr"]
     assert (told["seq_len"][0], told["init_seed"][0]) == ("16", "7")  # and in this run: unset, whatever that is called
-    loss = read_json(card.source.place.heldout)["after"]["loss"]
+    loss = read_json(card.source.run_folder.heldout)["after"]["loss"]
     assert f"Held-out loss of this run: {loss:.4f}; of the baseline: 3.5000.\nThese are single runs." in card.prose
     assert f"{loss - 3.5:+.4f}" not in card.prose
 
@@ -1084,7 +1086,7 @@ def test_the_hub_is_told_how_to_load_it_and_what_it_does(variant, cards):
 @pytest.mark.parametrize("variant", ["run", "chat", "native", "data of the Hub"])
 def test_the_hub_is_told_the_loss_that_was_measured(variant, cards):
     card = cards[variant]
-    after = read_json(card.source.place.heldout)["after"]
+    after = read_json(card.source.run_folder.heldout)["after"]
     told = {result.metric_type: result for result in ModelCard(card.text).data.eval_results}
     assert {kind: result.metric_value for kind, result in told.items()} == {
         kind: pytest.approx(after[kind], abs=1e-6) for kind in ("loss", "perplexity", "bits_per_byte")

@@ -38,7 +38,7 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_a_run_is_its_kept_model_at_its_last_step(run):
     before = files(run.root)
     source = find_source(run.root)
-    assert (source.name, source.model, source.root, source.place) == ("short", run.model, run.root, run)
+    assert (source.name, source.model, source.root, source.run_folder) == ("short", run.model, run.root, run)
     assert (source.step, source.is_checkpoint, source.converted) == (20, False, None)
     assert source.label == "short step 20"
     assert source.run is not None
@@ -50,7 +50,7 @@ def test_a_run_is_its_kept_model_at_its_last_step(run):
 def test_the_model_folder_of_a_run_is_the_run(run, where):
     source = find_source(Path(where))
     assert (source.name, source.step, source.is_checkpoint) == ("short", 20, False)
-    assert source.place.published.resolve() == run.published.resolve()
+    assert source.run_folder.published.resolve() == run.published.resolve()
 
 
 def test_the_model_folder_of_a_run_is_the_run_also_when_named_from_within_it(run, monkeypatch):
@@ -72,7 +72,7 @@ def test_a_checkpoint_is_found_with_its_run_and_step(run):
     source = find_source(run.checkpoints / "checkpoint-10")
     assert (source.name, source.step, source.is_checkpoint) == ("short", 10, True)
     assert source.model == run.checkpoints / "checkpoint-10"
-    assert source.place.root.resolve() == run.root.resolve()
+    assert source.run_folder.root.resolve() == run.root.resolve()
     assert source.label == "short step 10"
 
 
@@ -195,7 +195,7 @@ def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run)
     source = find_source(Path("elsewhere/mine"))
     assert (source.name, source.label, source.model) == ("mine", "mine", Path("elsewhere/mine"))
     assert (source.run, source.step, source.converted, source.is_checkpoint) == (None, None, None, False)
-    assert source.place.staged == Path("runs/mine/staged")
+    assert source.run_folder.staged == Path("runs/mine/staged")
     assert files(Path("elsewhere")) == before
     assert list(Path("runs").iterdir()) == [run.root]
 
