@@ -74,6 +74,14 @@ def declared(module: str, name: str, *also: str, methods: tuple[str, ...] = ()) 
         return _frozen(real) if dataclasses.is_dataclass(real) else real
 
 
+def declared_keys(module: str, name: str) -> list[str]:
+    """Return the keys of the dictionary `name` that a module declares, without importing it."""
+    for node in ast.parse(source_of(module).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == name and isinstance(node.value, ast.Dict):
+            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
+    raise KeyError(f"{module} has no dictionary {name}: write `{name}: TYPE = {{…}}`")
+
+
 def _frozen(real: Any) -> type:
     """Return a frozen dataclass with the fields of another."""
     hints = get_type_hints(real)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from gpt2small_hf.config.declared import declared
+from gpt2small_hf.config.declared import declared, declared_keys
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json
@@ -17,7 +17,8 @@ else:
     _ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
     DeclaredTrainingArguments = declared("transformers.training_args", "TrainingArguments", *_ENUMS)
 
-MUON = "muon"
+OWN_OPTIMIZERS = declared_keys("gpt2small_hf.training.optimizers", "OPTIMIZERS")
+"""Names of --optim that transformers does not have."""
 DEEPSEEK_STEPS = "deepseek_steps"
 WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
 """Shapes of transformers that pass over `warmup_steps`."""
@@ -44,7 +45,7 @@ REPORTERS = {
     "tensorboard": ("tensorboard tensorboardX", "tensorboard"),
     **{"azure_ml": ("azureml", "azureml-core"), "comet_ml": ("comet_ml", "comet-ml"), "flyte": ("flytekit",) * 2},
 }
-OPTIMIZERS = {  # by how their names begin
+OPTIMIZER_PACKAGES = {  # by how their names begin
     **dict.fromkeys(
         ("adamw_bnb", "adamw_8bit", "ademamix", "lion", "paged", "rmsprop_bnb"), ("bitsandbytes", "bitsandbytes")
     ),
@@ -148,11 +149,11 @@ class TrainerSettings(DeclaredTrainingArguments):
         if self.num_train_epochs <= 0:
             raise UsageError(f"--num_train_epochs is {self.num_train_epochs:g}. Give a number above 0.")
         optimizers = [member.value for member in declared("transformers.training_args", "OptimizerNames")]
-        _require("optim", self.optim, [TrainerSettings.optim, MUON, *optimizers])
+        _require("optim", self.optim, [TrainerSettings.optim, *OWN_OPTIMIZERS, *optimizers])
         schedules = [member.value for member in declared("transformers.trainer_utils", "SchedulerType")]
         _require("lr_scheduler_type", self.lr_scheduler_type, [*schedules, DEEPSEEK_STEPS])
-        if self.optim == MUON and self.optim_args:
-            raise UsageError("--optim muon takes no --optim_args. Leave them out.")
+        if self.optim in OWN_OPTIMIZERS and self.optim_args:
+            raise UsageError(f"--optim {self.optim} takes no --optim_args. Leave them out.")
         if self.seed >= 1 << 32:
             raise UsageError(f"--seed is {self.seed}. Give a number below 2^32.")
         self._complete_schedule()

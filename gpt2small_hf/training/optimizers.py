@@ -1,12 +1,9 @@
-"""The optimizer of `--optim muon`: Muon for the matrices of the model's blocks, AdamW for all other parameters.
-
-The Trainer of transformers creates the other optimizers.
-"""
+"""Optimizers that transformers does not have: a function for each, and its name for --optim in `OPTIMIZERS`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -16,16 +13,18 @@ from transformers import TrainingArguments
 from gpt2small_hf.errors import UsageError
 
 
-def muon_with_adamw(model: nn.Module, decayed: Collection[str], args: TrainingArguments) -> MuonWithAdamW:
+def muon_with_adamw(
+    model: nn.Module, decayed: Collection[str], args: TrainingArguments, is_sharded: bool = False
+) -> MuonWithAdamW:
     """Create an optimizer: Muon for the matrices in `layers`, AdamW for embeddings, head, norms and biases.
 
-    Args:
-        model: the model to train.
-        decayed: names of the parameters with weight decay.
-        args: learning rate, weight decay, and AdamW's betas and epsilon.
-
-    Raises: UsageError if this PyTorch has no Muon.
+    Raises: UsageError if parameters are sharded, or this PyTorch has no Muon.
     """
+    if is_sharded:
+        raise UsageError(
+            "--optim muon needs whole matrices, and FSDP, DeepSpeed and tensor parallelism shard them. "
+            "Train without those, or with --optim adamw_torch_fused."
+        )
     if not hasattr(torch.optim, "Muon"):
         raise UsageError(
             f"--optim muon needs PyTorch 2.9 or newer; this is {torch.__version__}. Update it, or use another --optim."
@@ -101,3 +100,10 @@ class MuonWithAdamW(Optimizer):
         for part in self._parts:
             part.step()
         return loss
+
+
+CreateOptimizer: TypeAlias = Callable[[nn.Module, Collection[str], TrainingArguments, bool], Optimizer]
+"""Takes the model, the names of the parameters with weight decay, the Trainer's arguments (learning rate, betas, …) and
+whether parameters are sharded."""
+OPTIMIZERS: dict[str, CreateOptimizer] = {"muon": muon_with_adamw}
+"""`config/trainer.py` reads the names from this line, without importing the module."""

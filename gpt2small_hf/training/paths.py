@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
-from gpt2small_hf.config.trainer import OPTIMIZERS, REPORTERS
+from gpt2small_hf.config.trainer import OPTIMIZER_PACKAGES, REPORTERS
 from gpt2small_hf.data.chat.files import find_places
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.sources import find_files
@@ -44,7 +44,7 @@ def check_packages(args: RunConfig) -> None:
     wanted = [(f"--report_to {name}", REPORTERS[name]) for name in reporters if name in REPORTERS]
     wanted += [
         (f"--optim {trainer.optim}", needed)
-        for start, needed in OPTIMIZERS.items()
+        for start, needed in OPTIMIZER_PACKAGES.items()
         if str(trainer.optim).startswith(start)
     ]
     for flag, is_set, needed in (

@@ -17,12 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import unwrap_peft_model
 
-from gpt2small_hf.config.trainer import MUON
 from gpt2small_hf.data.row_dataset import PaddedLength, RowDataset
-from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.checkpointing import ResumableTrainer
 from gpt2small_hf.training.gradient_guard import GradientGuard
-from gpt2small_hf.training.optimizers import muon_with_adamw
+from gpt2small_hf.training.optimizers import OPTIMIZERS
 from gpt2small_hf.training.schedules import Schedule, rates
 
 N_TOKENS = "n_tokens"
@@ -105,17 +103,15 @@ class CausalLMTrainer(GradientGuard, ResumableTrainer):
 
         Raises: UsageError if it cannot train this model.
         """
-        if self.args.optim == MUON and self.optimizer is None and self.optimizer_cls_and_kwargs is None:
+        create = OPTIMIZERS.get(self.args.optim)
+        if create is not None and self.optimizer is None and self.optimizer_cls_and_kwargs is None:
             trained = self.model if model is None else model
             assert trained is not None
-            sharded = any(isinstance(parameter, DTensor) for parameter in trained.parameters())
-            if sharded or self.is_fsdp_enabled or self.is_deepspeed_enabled:
-                raise UsageError(
-                    "--optim muon needs whole matrices, and FSDP, DeepSpeed and tensor parallelism shard them. "
-                    "Train without those, or with --optim adamw_torch_fused."
-                )
-            self.optimizer = muon_with_adamw(trained, set(self.get_decay_parameter_names(trained)), self.args)
-        return super().create_optimizer(model)  # creates those of other names, and does what follows
+            is_sharded = any(isinstance(parameter, DTensor) for parameter in trained.parameters())
+            is_sharded = is_sharded or self.is_fsdp_enabled or self.is_deepspeed_enabled
+            decayed = set(self.get_decay_parameter_names(trained))
+            self.optimizer = create(trained, decayed, self.args, is_sharded)
+        return super().create_optimizer(model)  # creates transformers' own, and registers either
 
     def create_scheduler(
         self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import TrainingArguments
 
-from gpt2small_hf.config.trainer import DEEPSEEK_STEPS, MUON, TrainerSettings
+from gpt2small_hf.config.trainer import DEEPSEEK_STEPS, OWN_OPTIMIZERS, TrainerSettings
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.training.schedules import rates
 
@@ -27,8 +27,8 @@ def training_arguments(settings: TrainerSettings, output_dir: Path | str) -> Tra
     if values["dataloader_pin_memory"] is None:
         values["dataloader_pin_memory"] = torch.cuda.is_available()
     # transformers refuses names that it does not know: ours are set after its checks.
-    ours = {"optim": MUON, "lr_scheduler_type": DEEPSEEK_STEPS}
-    chosen = {flag: values.pop(flag) for flag, name in ours.items() if values[flag] == name}
+    ours = {"optim": OWN_OPTIMIZERS, "lr_scheduler_type": [DEEPSEEK_STEPS]}
+    chosen = {flag: values.pop(flag) for flag, names in ours.items() if values[flag] in names}
     try:
         arguments = TrainingArguments(output_dir=str(output_dir), **values)
     except (ValueError, TypeError, ImportError) as error:

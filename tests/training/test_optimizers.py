@@ -1,6 +1,7 @@
 """Muon with AdamW: each takes its own parameters and steps as it would alone, and to others they are one optimizer."""
 
 import copy
+import importlib
 import io
 import json
 import pickle
@@ -8,16 +9,20 @@ import pickle
 import pytest
 import torch
 from accelerate import Accelerator
-from conftest import tiny_config
+from conftest import REPOSITORY, tiny_config
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers.training_args import OptimizerNames
 
 from gpt2small_hf import GPT2SmallForCausalLM
+from gpt2small_hf.config import declared
+from gpt2small_hf.config import trainer as trainer_settings
 from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.training import trainer as trainer_module
+from gpt2small_hf.training import trainer_arguments
 from gpt2small_hf.training.optimizers import MuonWithAdamW, muon_with_adamw
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
@@ -348,3 +353,45 @@ def test_unknown_name_is_a_one_line_error_with_the_nearest(words, message):
         read_config(words)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+# ---- another optimizer -------------------------------------------------------------------------------------------
+
+ADDED = {
+    "def muon_with_adamw(": """def plain_sgd(model, decayed, args, is_sharded):
+    return torch.optim.SGD(model.parameters(), lr=args.learning_rate)
+
+
+def muon_with_adamw(""",
+    '{"muon": muon_with_adamw}': '{"muon": muon_with_adamw, "plain_sgd": plain_sgd}',
+}
+
+
+def test_optimizer_added_to_a_copy_of_its_module_trains(tmp_path, monkeypatch):
+    text = (REPOSITORY / "gpt2small_hf" / "training" / "optimizers.py").read_text(encoding="utf-8")
+    for old, new in ADDED.items():
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied" / "__init__.py").touch()
+    (tmp_path / "copied" / "optimizers.py").write_text(text, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    copied = importlib.import_module("copied.optimizers")
+    names = declared.declared_keys("copied.optimizers", "OPTIMIZERS")
+    assert names == list(copied.OPTIMIZERS) == ["muon", "plain_sgd"]
+    for module in (trainer_settings, trainer_arguments):
+        monkeypatch.setattr(module, "OWN_OPTIMIZERS", names)
+    monkeypatch.setattr(trainer_module, "OPTIMIZERS", copied.OPTIMIZERS)
+    assert read_config(["--optim", "plain_sgd"]).trainer.optim == "plain_sgd"
+    trainer = make_trainer(tmp_path, optim="plain_sgd", max_steps=2)
+    trainer.train()
+    assert type(getattr(trainer.optimizer, "optimizer", None)) is torch.optim.SGD
+    assert trainer.state.global_step == 2
+
+
+def test_architecture_guide_names_the_file_of_a_new_optimizer():
+    guide = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (line,) = [line for line in guide.split("\n- ") if line.startswith("**An optimizer**")]
+    assert "`training/optimizers.py`" in line
+    assert line.count(".py`") == 2  # the other one is this file
+    assert "`tests/training/test_optimizers.py`" in line
