@@ -9,26 +9,26 @@ from collections.abc import Callable
 
 
 class CommandError(Exception):
-    """An end that is no fault of the code. Doors print it as one line, after `word`, and exit with `status`."""
+    """An error that a command prints as one line, after `word`, before it exits with `status`."""
 
     word = "error"
     status = 1
 
 
 class UsageError(CommandError):
-    """Something the user can fix; the line says what, why and what to do."""
+    """An error that a user can fix: what is wrong, the value found, the value allowed, the fix."""
 
     status = 2
 
 
 class RunStoppedError(CommandError):
-    """Training that cannot go on: it no longer learns, or cannot be saved."""
+    """Training cannot continue: the model no longer learns, or cannot be saved."""
 
     word, status = "stopped", 3
 
 
 class RunInterruptedError(CommandError):
-    """Training that a signal ended, after it was saved."""
+    """A signal ended training, after a checkpoint was saved."""
 
     word = "interrupted"
 
@@ -37,61 +37,48 @@ class RunInterruptedError(CommandError):
         self.status = 128 + signal
 
 
-_USER_FIXABLE = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-    errno.EDQUOT,
-    errno.EFBIG,
-}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_USER_FIXABLE = {*_DISK_FULL, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether an error says that the disk takes no more: of a file, of PyTorch's writer, or of safetensors'."""
+    """Return whether an error of a file, of PyTorch's writer or of safetensors means that the disk is full."""
     if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        return error.errno in _DISK_FULL
     words = ("No space left", "File too large", "Disk quota exceeded", "PytorchStreamWriter failed", "unexpected pos")
     return any(word in str(error) for word in words)
 
 
 def print_stderr(line: str) -> None:
-    """One line on stderr, once: where several processes run the same, they end for the same reason."""
+    """Print a line on stderr, on rank 0 only."""
     if int(os.environ.get("RANK", "0")) == 0:
         print(line, file=sys.stderr)
 
 
 def run_command(main: Callable[[], None]) -> int:
-    """Run a command's `main` and turn what a user can fix into one line on stderr.
+    """Run a command's `main`, and print an error that a user can fix as one line on stderr.
 
-    Returns: the exit status. 0 done, 2 bad input, 128 + n ended by signal n, others as the command says. Errors of the
-        code keep their traceback.
+    Returns: the exit status: 0 done, 2 invalid input, 128 + n ended by signal n, or the status of the `CommandError`.
+        All other errors keep their traceback.
     """
     try:
         main()
     except CommandError as error:
         print_stderr(f"{error.word}: {error}")
         return error.status
-    except BrokenPipeError:  # whoever read along has seen enough: `… | head`
+    except BrokenPipeError:  # the reader has closed the pipe: `… | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
-    except OSError as error:  # a folder that may not be written, a full disk: no fix is in our code
-        if error.errno not in _USER_FIXABLE:
-            raise
-        print(
-            f"error: {error.filename2 or error.filename or 'the disk'}: {error.strerror}. Choose another place.",
-            file=sys.stderr,
-        )
-        return 2
     except KeyboardInterrupt:
         print_stderr("interrupted.")
         return 130
-    except Exception as error:  # tokenizers, safetensors and PyTorch have errors of their own for a full disk
-        if not disk_is_full(error):
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _USER_FIXABLE:
+            what = f"{error.filename2 or error.filename or 'the disk'}: {error.strerror}"
+        elif disk_is_full(error):  # tokenizers, safetensors and PyTorch raise errors of their own
+            what = f"the disk is full ({' '.join(str(error).split())})"
+        else:
             raise
-        print(f"error: the disk is full ({' '.join(str(error).split())}). Choose another place.", file=sys.stderr)
+        print(f"error: {what}. Choose another place.", file=sys.stderr)
         return 2
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -29,12 +30,12 @@ def entry_point() -> str | None:
 
 
 def command(*words: str) -> str:
-    """Return a command, `words[0]`, with its arguments, as whoever started this process would type it."""
-    started, (name, *arguments) = entry_point(), words or ("",)
-    if started in SCRIPTS and name in SCRIPTS:
-        return shlex.join(["python", SCRIPTS[name].as_posix(), *arguments])
-    program = ["python", "-m", PACKAGE.name] if started in SCRIPTS or started == "-m" else ["gpt2small"]
-    return shlex.join([*program, *words])
+    """Return a command, `words[0]`, with its arguments, as the user started this one. It runs in the current folder."""
+    started, in_checkout = entry_point(), Path.cwd() == PACKAGE.parent
+    if started in SCRIPTS and words and words[0] in SCRIPTS and in_checkout:
+        return shlex.join(["python", SCRIPTS[words[0]].as_posix(), *words[1:]])
+    is_module = started == "-m" or (started in SCRIPTS and (in_checkout or shutil.which("gpt2small") is None))
+    return shlex.join([*(["python", "-m", PACKAGE.name] if is_module else ["gpt2small"]), *words])
 
 
 def command_line() -> str:

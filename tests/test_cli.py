@@ -27,9 +27,20 @@ STARTED = {  # how → sys.argv[0], the command `train` and the command `report`
 def test_next_command_is_typed_as_this_one_was(how, monkeypatch):
     program, train, report = STARTED[how]
     monkeypatch.setattr(sys, "argv", [str(program), "prepare"])
+    monkeypatch.chdir(REPOSITORY)
     assert command("train", "my recipe.yaml", "--bf16") == f"{train} 'my recipe.yaml' --bf16"
     assert command("report", "runs/tiny") == f"{report} runs/tiny"
     assert cli.help_text().startswith(f"usage: {report.removesuffix(' report')} COMMAND ")
+
+
+@pytest.mark.parametrize(("name", "start"), [("gpt2small", "gpt2small"), ("other", "python -m gpt2small_hf")])
+def test_next_command_of_a_script_runs_in_any_folder(name, start, tmp_path, monkeypatch):
+    (tmp_path / name).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(REPOSITORY / "train.py")])
+    monkeypatch.chdir(tmp_path)
+    for words in (("push", "runs/tiny", "USER/REPO"), ("report", "runs/tiny")):
+        assert command(*words) == f"{start} {' '.join(words)}"
 
 
 @pytest.mark.parametrize(

@@ -225,19 +225,18 @@ def test_print_recipe_prints_and_does_not_train(words, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["printing.yaml"]
 
 
-@pytest.mark.parametrize("words", ["--preflight_only true", "--preflight_only"])
-def test_preflight_prints_the_command_that_trains(words, tmp_path):
-    words = [*TINY_STEPS, *words.split(), "--output_dir", "runs/preflight-a"]
-    done = run_script([TRAIN, *words], tmp_path)
+def test_preflight_prints_the_command_that_trains(tmp_path):
+    words = [*TINY_STEPS, "--preflight_only", "true", "--output_dir", "runs/preflight-a"]
+    done = run_script(["-m", "gpt2small_hf", "train", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[-1]
-    assert line == f"next: python train.py {' '.join(TINY_STEPS)} --output_dir runs/preflight-a"
+    assert line == f"next: python -m gpt2small_hf train {' '.join(TINY_STEPS)} --output_dir runs/preflight-a"
 
 
 def test_preflight_of_a_recipe_prints_a_flag_that_overrides_it(tmp_path):
     (tmp_path / "checked.yaml").write_text("preflight_only: true\nmax_steps: 3\nnum_hidden_layers: 1\n")
-    done = run_script([TRAIN, "checked.yaml", "--eval_strategy", "no"], tmp_path)
+    done = run_script(["-m", "gpt2small_hf", "train", "checked.yaml", "--eval_strategy", "no"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == (
-        "next: python train.py checked.yaml --eval_strategy no --preflight_only false"
+        "next: python -m gpt2small_hf train checked.yaml --eval_strategy no --preflight_only false"
     )
