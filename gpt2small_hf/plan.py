@@ -15,6 +15,7 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.checkpoint_files import is_complete
+from gpt2small_hf.training.describe import rows_per_step
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import steps_of_branch
 
@@ -30,66 +31,67 @@ def estimate(run_config: RunConfig, target: PlanArguments) -> str:
     Raises: UsageError for invalid sizes, or if the length of the run is unknown.
     """
     n_devices = target.n_devices or max(1, torch.cuda.device_count())
-    is_ready = run_config.run.init_from is not None or run_config.run.data_dir is not None
-    inputs = build_run_inputs(run_config, n_devices) if is_ready else None
-    if inputs is not None:
-        run_config = inputs.run_config
     branch_from = run_config.run.branch_from
     if branch_from is not None and not is_complete(branch_from):
         raise UsageError(
             f"--branch_from {branch_from} is not a complete checkpoint. Name a folder checkpoint-<step> of a run."
         )
-    if inputs is not None:
-        config, seq_len, tokens_a_row = inputs.config, inputs.rows.seq_len, inputs.rows.tokens_per_row
-        vocab_size, vocabulary_source = config.vocab_size, f"({run_config.run.init_from or run_config.run.data_dir})"
+    inputs, one_pass = None, None
+    if run_config.run.init_from is not None or run_config.run.data_dir is not None:
+        inputs = build_run_inputs(run_config, n_devices)
+        run_config, config = inputs.run_config, inputs.config
+        seq_len, tokens_per_row = inputs.rows.seq_len, inputs.rows.tokens_per_row
+        vocabulary_source = f"({run_config.run.init_from or run_config.run.data_dir})"
         one_pass = budget.one_pass(len(inputs.rows), run_config.trainer, n_devices)
     else:
-        seq_len = tokens_a_row = check_sizes(run_config)
+        seq_len = tokens_per_row = check_sizes(run_config)
         vocab_size, vocabulary_source = vocabulary(run_config)
         no_ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         config = GPT2SmallConfig(vocab_size=vocab_size, **no_ids, **vars(run_config.model))
-        one_pass = None
-    n = budget.sizes(config)
-    rows = run_config.trainer.per_device_train_batch_size * run_config.trainer.gradient_accumulation_steps * n_devices
-    per_step = round(rows * tokens_a_row)
-    tokens = budget.wanted_tokens(
-        config, run_config.run.tokens, run_config.run.tokens_per_parameter, run_config.run.parameters_counted
-    )
-    if tokens is not None:
-        total = budget.steps_for(tokens, per_step)
-    elif run_config.trainer.max_steps > 0:
-        total = run_config.trainer.max_steps
-    elif inputs is not None:
-        total = budget.steps_of_epochs(len(inputs.rows), run_config.trainer, n_devices)
-    else:
-        raise UsageError(
-            "the length of this run is unknown, because its text is not prepared yet. Pass --max_steps, --tokens or "
-            "--tokens_per_parameter, or prepare the text and name it with --data_dir."
-        )
+    n, n_rows = budget.sizes(config), rows_per_step(run_config, n_devices)
+    per_step = round(n_rows * tokens_per_row)
+    total = steps_of_run(run_config, config, per_step, inputs and len(inputs.rows), n_devices)
     # A branch trains only the steps after its checkpoint.
-    steps = total if run_config.run.branch_from is None else steps_of_branch(run_config.run.branch_from, total)
-    seen = steps * per_step
-    prepared = None
+    steps = total if branch_from is None else steps_of_branch(branch_from, total)
+    seen, prepared = steps * per_step, None
     if inputs is not None and one_pass is not None:
-        seen = round((one_pass.rows_in(total) - one_pass.rows_in(total - steps)) * tokens_a_row)
-        available = round(len(inputs.rows) * tokens_a_row)
+        seen = round((one_pass.rows_in(total) - one_pass.rows_in(total - steps)) * tokens_per_row)
+        available = round(len(inputs.rows) * tokens_per_row)
         prepared = f"{available:,} tokens in {len(inputs.rows):,} rows, {seen / available:.1f} passes"
     a_token = budget.flops_per_token(config, seq_len, run_config.run.lora_rank)
     up_to = "up to " if run_config.chat.chat_data else ""
     facts = {
         "model": f"{n.total:,} parameters, {n.non_embedding:,} without embeddings",
-        "vocab": f"{vocab_size:,} entries {vocabulary_source}",
+        "vocab": f"{config.vocab_size:,} entries {vocabulary_source}",
         "tokens": f"{seen:,}: {seen / n.total:.1f} a parameter, {seen / n.non_embedding:.1f} without embeddings",
         "text": prepared,
-        "steps": f"{steps:,} of {per_step:,} tokens ({rows:,} rows of {up_to}{seq_len:,})",
+        "steps": f"{steps:,} of {per_step:,} tokens ({n_rows:,} rows of {up_to}{seq_len:,})",
         "compute": f"{a_token * seen:.2e} FLOPs, {a_token:,} a token (PaLM's count)",
         "time": time_needed(a_token * seen, target, n_devices, budget.precision_of(run_config.trainer)),
         "disk": disk_needed(n.total, steps, run_config, one_pass),
     }
     lines = [f"{name:<9}{fact}" for name, fact in facts.items() if fact]
-    if run_config.run.init_from is not None:  # the rules are of training from initial weights
-        return "\n".join(lines)
-    return "\n".join([*lines, "", advice(config, seen, rows, seq_len, run_config)])
+    if run_config.run.init_from is None:  # the rules are of training from initial weights
+        lines += ["", advice(config, seen, n_rows, seq_len, run_config)]
+    return "\n".join(lines)
+
+
+def steps_of_run(
+    run_config: RunConfig, config: GPT2SmallConfig, tokens_per_step: int, n_rows: int | None, n_devices: int
+) -> int:
+    """Return the optimizer steps of a run. Raises: UsageError if its epochs have an unknown number of rows."""
+    run, trainer = run_config.run, run_config.trainer
+    tokens = budget.wanted_tokens(config, run.tokens, run.tokens_per_parameter, run.parameters_counted)
+    if tokens is not None:
+        return budget.steps_for(tokens, tokens_per_step)
+    if trainer.max_steps > 0:
+        return trainer.max_steps
+    if n_rows is not None:
+        return budget.steps_of_epochs(n_rows, trainer, n_devices)
+    raise UsageError(
+        "the length of this run is unknown, because its text is not prepared yet. Pass --max_steps, --tokens or "
+        "--tokens_per_parameter, or prepare the text and name it with --data_dir."
+    )
 
 
 def vocabulary(run_config: RunConfig) -> tuple[int, str]:

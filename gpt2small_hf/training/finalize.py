@@ -69,18 +69,19 @@ def finalize(
     if run.former.exists():
         shutil.rmtree(run.former)
 
-    texts = {name: results.pop(name) for name in ("completions",) if name in results}
-    for text in notes(texts):
-        print(f"\n{text}")
-    for table in tables(results):
-        print(f"\n{console_table(table[0], table[1:])}")
-    if not inputs.heldout:
-        print(f"\n{NOTHING_HELD_OUT}")
-    for line in filter(None, (kept_line(step, last_step), *notes(results))):
-        print(f"\n{line}")
+    _print_results(results, kept=kept_line(step, last_step), has_heldout=inputs.heldout is not None)
     print()
     if worse := worse_line(measured):
         print(f"warning: {worse}\n")
+
+
+def _print_results(results: dict[str, Any], *, kept: str | None, has_heldout: bool) -> None:
+    texts = {name: results.pop(name) for name in ("completions",) if name in results}
+    tables_printed = [console_table(table[0], table[1:]) for table in tables(results)]
+    nothing_held_out = [] if has_heldout else [NOTHING_HELD_OUT]
+    for block in (*notes(texts), *tables_printed, *nothing_held_out, kept, *notes(results)):
+        if block:
+            print(f"\n{block}")
 
 
 def merge_adapter(model: Any, run: RunFolder) -> GPT2SmallForCausalLM:

@@ -178,44 +178,22 @@ def find_data(config: RunConfig) -> Path:
 # ---- chats ------------------------------------------------------------------------------------------------------
 
 
-def _chat_inputs(run_config: RunConfig, base: Base, n_processes: int) -> RunInputs:
-    config, chat = adapt_base_config(base, run_config), run_config.chat
-    seq_len = row_length(run_config, config.max_position_embeddings)
-    if chat.max_length is not None and chat.max_length > seq_len:
-        raise UsageError(f"--max_length is {chat.max_length}, but rows have {seq_len} tokens. Use at most {seq_len}.")
-    tokenizer = base.tokenizer()
-    new_tokens = set_template(tokenizer, chat.template, add_special_tokens=chat.add_special_tokens)
-    sets = read_conversations(
-        chat.chat_data or [],
-        chat.validation_data,
-        validation_fraction=run_config.data.held_out,
-        skip_bad_rows=chat.skip_bad_rows,
-    )
-    if run_config.run.max_eval_samples is not None and "validation" in sets:
-        sets["validation"].chats = sets["validation"].chats[: run_config.run.max_eval_samples]
-    datasets = {
-        split: ChatDataset(
-            found.chats,
-            tokenizer,
-            seq_len=seq_len,
-            max_length=chat.max_length,
-            loss_on=chat.loss_on,
-            packing=run_config.run.packing or "padding",
-            overlong=chat.overlong,
-        )
-        for split, found in sets.items()
-    }
+def _chat_inputs(config: RunConfig, base: Base, n_processes: int) -> RunInputs:
+    model_config, tokenizer = adapt_base_config(base, config), base.tokenizer()
+    seq_len = row_length(config, model_config.max_position_embeddings)
+    new_tokens = set_template(tokenizer, config.chat.template, add_special_tokens=config.chat.add_special_tokens)
+    sets, datasets = _encode_chats(config, tokenizer, seq_len)
     rows, heldout = datasets["train"], datasets.get("validation")
-    chosen = choose_by_size(run_config, rows, heldout, n_processes)
-    run_config = run_config.with_settings(**chosen)
+    chosen = choose_by_size(config, rows, heldout, n_processes)
+    config = config.with_settings(**chosen)
     for some in datasets.values():
-        some.pack(run_config.run.packing or "padding")
+        some.pack(config.run.packing or "padding")
     print_chats(sets, datasets)
     if chosen:
         print(f"chosen for {counted(rows.counts.kept, 'conversation')}: {' '.join(as_flags(chosen))}")
-    config.vocab_size = max(config.vocab_size, len(tokenizer))
+    model_config.vocab_size = max(model_config.vocab_size, len(tokenizer))
     for name in ("bos_token", "eos_token", "pad_token"):
-        setattr(config, f"{name}_id", getattr(tokenizer, f"{name}_id"))
+        setattr(model_config, f"{name}_id", getattr(tokenizer, f"{name}_id"))
     ends = [*stop_tokens(tokenizer), str(tokenizer.eos_token), str(base.tokenizer().eos_token)]
     stop_ids, new_ids = ids_of(tokenizer, ends), ids_of(tokenizer, new_tokens)
     sources = {split: found.sources for split, found in sets.items()}
@@ -230,23 +208,45 @@ def _chat_inputs(run_config: RunConfig, base: Base, n_processes: int) -> RunInpu
         "new_tokens": new_tokens,
     }
     files = [Path(source["name"].partition("[")[0]) for found in sources.values() for source in found]
+    files = [path for path in files if path.is_file()]
 
     def build() -> Any:
-        model = load_base(base, config, initial_seed(run_config), new_ids=new_ids, stop_ids=stop_ids)
-        return add_adapter(model, run_config, base, new_ids)
+        model = load_base(base, model_config, initial_seed(config), new_ids=new_ids, stop_ids=stop_ids)
+        return add_adapter(model, config, base, new_ids)
 
+    known = base.config.max_position_embeddings
     return RunInputs(
-        run_config,
-        rows,
-        heldout,
-        tokenizer,
-        config,
-        build,
-        data,
-        [path for path in files if path.is_file()],
-        base.describe(),
-        base.config.max_position_embeddings,
+        config, rows, heldout, tokenizer, model_config, build, data, files, base.describe(), known_positions=known
     )
+
+
+def _encode_chats(
+    config: RunConfig, tokenizer: PreTrainedTokenizerFast, seq_len: int
+) -> tuple[dict[str, Conversations], dict[str, ChatDataset]]:
+    """Read and encode the chats of each split."""
+    chat, run = config.chat, config.run
+    if chat.max_length is not None and chat.max_length > seq_len:
+        raise UsageError(f"--max_length is {chat.max_length}, but rows have {seq_len} tokens. Use at most {seq_len}.")
+    sets = read_conversations(
+        chat.chat_data or [],
+        chat.validation_data,
+        validation_fraction=config.data.held_out,
+        skip_bad_rows=chat.skip_bad_rows,
+    )
+    if run.max_eval_samples is not None and "validation" in sets:
+        sets["validation"].chats = sets["validation"].chats[: run.max_eval_samples]
+    return sets, {
+        split: ChatDataset(
+            found.chats,
+            tokenizer,
+            seq_len=seq_len,
+            max_length=chat.max_length,
+            loss_on=chat.loss_on,
+            packing=run.packing or "padding",
+            overlong=chat.overlong,
+        )
+        for split, found in sets.items()
+    }
 
 
 def choose_by_size(
