@@ -7,7 +7,7 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf import cli
-from gpt2small_hf.config.common import COMMON_SETTINGS
+from gpt2small_hf.config.resolve import COMMON_SETTINGS
 from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.invocation import command, command_line
 

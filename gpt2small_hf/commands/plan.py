@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
-from gpt2small_hf.config.parser import without_flags
+from gpt2small_hf.config.parser import require_at_least, setting, without_flags
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.training import budget
@@ -16,24 +16,20 @@ class PlanArguments:
 
     _argument_group_name = "plan"
 
-    device_name: str | None = field(
-        default=None,
-        metadata={"help": "Device to plan for, such as H100, A100 or RTX 4090. Unset: the one of this machine."},
+    device_name: str | None = setting(
+        None, "Device to plan for, such as H100, A100 or RTX 4090. Unset: the one of this machine."
     )
-    n_devices: int | None = field(default=None, metadata={"help": "Number of devices. Unset: those of this machine."})
-    mfu: float | None = field(
-        default=None,
-        metadata={
-            "help": "Expected share of the device's peak FLOP/s (MFU). Unset: what the reference series "
-            "measured on this device in this precision, or the range that it measured on others."
-        },
+    n_devices: int | None = setting(None, "Number of devices. Unset: those of this machine.")
+    mfu: float | None = setting(
+        None,
+        "Expected share of the device's peak FLOP/s (MFU). Unset: what the reference series measured on this device in "
+        "this precision, or the range that it measured on others.",
     )
 
     def __post_init__(self) -> None:
         if self.device_name is not None and budget.find_device(self.device_name) is None:
             raise UsageError(f"--device_name {self.device_name} is unknown. {budget.suggest_device(self.device_name)}")
-        if self.n_devices is not None and self.n_devices < 1:
-            raise UsageError(f"--n_devices is {self.n_devices}. Give 1 or more, or leave it out.")
+        require_at_least(self, {"n_devices": 1})
         if self.mfu is not None and not 0 < self.mfu <= 1:
             raise UsageError(f"--mfu is {self.mfu:g}. Give a share above 0, up to 1.")
 

@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.config.parser import FlagParser, require_at_least, setting
 from gpt2small_hf.config.recipe import BASELINE, find_recipes
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
@@ -19,36 +19,24 @@ class SweepArguments:
 
     _argument_group_name = "sweep"
 
-    seeds: int = field(
-        default=3,
-        metadata={"help": "Number of initial-weight seeds of the baseline, and of training seeds for each of them."},
+    seeds: int = setting(3, "Number of initial-weight seeds of the baseline, and of training seeds for each of them.")
+    seeds_per_intervention: int | None = setting(
+        None, "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2, at most --seeds."
     )
-    seeds_per_intervention: int | None = field(
-        default=None,
-        metadata={"help": "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2, at most --seeds."},
-    )
-    n_jobs: int = field(
-        default=1, metadata={"help": "Number of runs at a time. On a CPU each uses the num_threads of its recipe."}
-    )
-    output_dir: Path | None = field(
-        default=None, metadata={"help": "Folder of the runs and of the table; unset: runs/<name of FOLDER>."}
-    )
+    n_jobs: int = setting(1, "Number of runs at a time. On a CPU each uses the num_threads of its recipe.")
+    output_dir: Path | None = setting(None, "Folder of the runs and of the table; unset: runs/<name of FOLDER>.")
     only: list[str] = field(
         default_factory=list, metadata={"help": "Recipes to run; the table has all that were run. Unset: all."}
     )
-    overwrite: bool = field(default=False, metadata={"help": "Repeat runs whose recipe or text has changed."})
-    table_only: bool = field(
-        default=False, metadata={"help": "Write the table of the finished runs, without training."}
-    )
+    overwrite: bool = setting(False, "Repeat runs whose recipe or text has changed.")
+    table_only: bool = setting(False, "Write the table of the finished runs, without training.")
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "seeds_per_intervention", "n_jobs"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"--{name} is {getattr(self, name)}. Give 1 or more.")
+        require_at_least(self, dict.fromkeys(("seeds", "seeds_per_intervention", "n_jobs"), 1))
         if self.n_pairs > self.seeds:
             raise UsageError(
                 f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
-                "(--seeds), and runs are compared with the baseline of the same seeds. Give at most {self.seeds}."
+                f"(--seeds), and runs are compared with the baseline of the same seeds. Give at most {self.seeds}."
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Flags → filled dataclasses. Every command reads its flags here, so that their help and errors have one form."""
+"""Dataclasses → flags, and flags → filled dataclasses. Every command reads its flags here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, ArgumentError, ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -46,6 +47,19 @@ ALIASES = {
 
 LARGEST = 2**63 - 1
 """The largest whole number that PyTorch and NumPy take."""
+
+
+def setting(default: Any, help: str, **metadata: Any) -> Any:
+    """Declare a field of a dataclass that is also a flag."""
+    return field(default=default, metadata={"help": help, **metadata})
+
+
+def require_at_least(settings: object, least: Mapping[str, float]) -> None:
+    """Raise: UsageError naming the first of some settings that is set and less than its smallest value, or NaN."""
+    for name, smallest in least.items():
+        value = getattr(settings, name)
+        if value is not None and not value >= smallest:
+            raise UsageError(f"--{name} is {value}. Give {smallest} or more.")
 
 
 class FlagParser(HfArgumentParser):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.config.common import COMMON_SETTINGS
 from gpt2small_hf.config.data import CHAT_PACKINGS, PACKINGS, ChatArguments, PrepareArguments
 from gpt2small_hf.config.parser import FlagParser, as_flags
 from gpt2small_hf.config.recipe import as_yaml, extended, find_recipe, merge_recipes, read_recipe
@@ -34,6 +33,46 @@ NOTHING_TO_MEASURE = (
     "no text or chats are held out, so there is no loss to measure during training. Give --eval_strategy no, or hold "
     "out a part: --validation_fraction 0.1"
 )
+
+COMMON_SETTINGS = {  # what `train --help` and `plan --help` print; argparse adds the defaults
+    "data": {
+        "text": "Text files, folders or globs.",
+        "dataset": "Hub id of a data set, instead of --text.",
+        "data_dir": "Folder written by the command `prepare`.",
+        "chat_data": "Chats to fine-tune on (with --init_from).",
+        "tokenizer": "Hub id or folder. Unset: one is trained.",
+    },
+    "model": {
+        "init_from": "Model to fine-tune. Unset: initial weights.",
+        "num_hidden_layers": "Number of layers.",
+        "hidden_size": "Width of the model.",
+        "num_attention_heads": "Attention heads of a layer.",
+        "max_position_embeddings": "Context length in tokens.",
+    },
+    "schedule and optimizer": {
+        "max_steps": "Optimizer steps. -1: --num_train_epochs.",
+        "num_train_epochs": "Passes over the training rows.",
+        "learning_rate": "Peak learning rate.",
+        "lr_scheduler_type": "Shape of the learning rate.",
+        "warmup_steps": "Steps of warm-up; below 1, their share.",
+        "weight_decay": "Decay of matrices and embeddings.",
+    },
+    "batch": {
+        "per_device_train_batch_size": "Rows of a micro-batch.",
+        "gradient_accumulation_steps": "Micro-batches of a step.",
+        "bf16": "Compute in bfloat16 (on a GPU).",
+    },
+    "evaluation and saving": {
+        "eval_strategy": "When to measure the held-out loss.",
+        "eval_steps": "Steps between two evaluations.",
+        "save_steps": "Steps between two checkpoints.",
+    },
+    "run": {
+        "output_dir": "Run folder. Unset: runs/<name of the recipe>.",
+        "overwrite": "Replace the run in this folder.",
+        "seed": "Seed of initial weights and dropout.",
+    },
+}
 
 
 @dataclass(frozen=True)

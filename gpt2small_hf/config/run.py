@@ -7,8 +7,8 @@ from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpt2small_hf.config.data import CHAT_PACKINGS, PACKINGS
 from gpt2small_hf.config.declared import declared
+from gpt2small_hf.config.parser import require_at_least, setting
 from gpt2small_hf.errors import UsageError
 
 PROMPT = "Every effort moves you"
@@ -18,178 +18,117 @@ _NOT_FLAGS = {"vocab_size", "bos_token_id", "eos_token_id", "pad_token_id", "use
 
 @dataclass(frozen=True)
 class RunArguments:
-    """The run as a whole: its folder, its rows and what it shows."""
+    """The run as a whole: its folder, rows, length and output."""
 
     _argument_group_name = "run"
 
-    output_dir: Path = field(
-        default=Path(), metadata={"help": "The run folder; unset: runs/<name of the recipe>, in the current folder."}
+    output_dir: Path = setting(Path(), "Run folder; unset: runs/<name of the recipe> in the current folder.")
+    overwrite: bool = setting(False, "Replace an existing run in the run folder.")
+    resume: str = setting(
+        "auto",
+        "Checkpoint to resume from: `auto`, the latest complete one in the run folder, if its settings are the same; "
+        "the folder of a checkpoint; or `never`.",
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace a run that is already in the run folder."})
-    resume: str = field(
-        default="auto",
-        metadata={
-            "help": "Checkpoint to resume from: `auto`, the latest complete one in the run folder, if its settings are "
-            "the same; the folder of a checkpoint; or `never`."
-        },
+    branch_from: Path | None = setting(
+        None,
+        "Checkpoint from the stable phase of another run with the same settings. This run starts there and decays the "
+        "learning rate to its end at --max_steps, as warmup_stable_decay does.",
     )
-    branch_from: Path | None = field(
-        default=None,
-        metadata={
-            "help": "Checkpoint from the stable phase of another run with the same settings. This run starts there and "
-            "decays the learning rate to its end at --max_steps, as warmup_stable_decay does."
-        },
+    init_from: str | None = setting(
+        None,
+        "Base model to fine-tune, with its sizes and tokenizer: a run, model or checkpoint folder of this package, or "
+        "the Hub id of one. Unset: initial weights.",
     )
-    init_from: str | None = field(
-        default=None,
-        metadata={
-            "help": "Begin with this model instead of initial weights: a run folder, a model folder or checkpoint of "
-            "ours, or the Hub id of one. Its sizes and its tokenizer come with it."
-        },
+    data_dir: Path | None = setting(
+        None, "Folder written by the command `prepare`. Unset: the text is prepared in data/, and reused by later runs."
     )
-    data_dir: Path | None = field(
-        default=None,
-        metadata={
-            "help": "Folder written by the command `prepare`. Unset: the text named below is prepared, "
-            "in data/, and found there again by the next run that names the same."
-        },
+    seq_len: int | None = setting(None, "Tokens per training row; unset: --max_position_embeddings.")
+    packing: Literal["stream", "bos_bestfit", "isolate", "best_fit", "padding"] | None = setting(
+        None,
+        "How documents become training rows. stream (unset): concatenated and cut at the row length. bos_bestfit: each "
+        "row starts with a document, and documents that fit in no row are cropped. isolate: as stream, without "
+        "attention between documents. Held-out rows are always those of stream. best_fit: several complete chats per "
+        "row, without attention between them; padding: one; unset: padding if packed rows give fewer than 10 steps "
+        "per epoch, else best_fit (chat runs only).",
     )
-    seq_len: int | None = field(
-        default=None, metadata={"help": "Tokens per row while training; unset: max_position_embeddings."}
+    tokens: int | None = setting(
+        None, "Total training tokens, rounded up to a whole number of steps. Replaces --max_steps."
     )
-    packing: Literal["stream", "bos_bestfit", "isolate", "best_fit", "padding"] | None = field(
-        default=None,
-        metadata={
-            "help": "How documents become training rows. stream (unset): one after the other, cut where a row is full. "
-            "bos_bestfit: each row begins with a document, what fits nowhere is cropped. isolate: as stream, but "
-            "documents do not see each other. Held-out rows are always cut from the stream. Chat runs only: "
-            "best_fit puts several whole chats in a row, which do not see each other; padding one. Unset: padding if "
-            "packed rows would give fewer than 10 steps per epoch, else best_fit."
-        },
+    tokens_per_parameter: float | None = setting(
+        None, "Total training tokens as a multiple of the model's parameters; Chinchilla: 20 (Hoffmann et al. 2022)."
     )
-    tokens: int | None = field(
-        default=None,
-        metadata={"help": "Total training tokens, rounded up to a whole number of steps. Replaces --max_steps."},
+    parameters_counted: Literal["all", "non_embedding"] = setting(
+        "all", "Parameters that --tokens_per_parameter counts. Tied weights count once."
     )
-    tokens_per_parameter: float | None = field(
-        default=None,
-        metadata={"help": "The same, as a multiple of the model's parameters. 20 is Chinchilla's (Hoffmann 2022)."},
+    init_seed: int | None = setting(
+        None,
+        "Seed of the initial weights; unset: --seed. Each tensor is drawn from this seed and its name, so models that "
+        "differ in one setting share all other weights. --data_seed decides the order of rows.",
     )
-    parameters_counted: Literal["all", "non_embedding"] = field(
-        default="all", metadata={"help": "Which parameters --tokens_per_parameter counts; a tied head counts once."}
+    decay: Literal["matrices", "all"] = setting(
+        "matrices", "Parameters that --weight_decay applies to: matrices and embeddings, or also norms and biases."
     )
-    init_seed: int | None = field(
-        default=None,
-        metadata={
-            "help": "Seed of the initial weights, each drawn by its name: what a setting does not touch starts alike. "
-            "Unset: --seed, which otherwise decides dropout alone; --data_seed decides the order of rows."
-        },
+    spike_factor: float = setting(
+        50.0,
+        "Skip a step whose gradient norm exceeds this multiple of the median over the last 128 steps; inf: never.",
     )
-    decay: Literal["matrices", "all"] = field(
-        default="matrices",
-        metadata={"help": "What --weight_decay shrinks: matrices and embeddings, or norms and biases too."},
+    max_bad_steps: int = setting(
+        20, "Maximum number of skipped steps in a row: spikes, losses or gradients that are not finite."
     )
-    spike_factor: float = field(
-        default=50.0,
-        metadata={
-            "help": "Skip a step whose gradient norm exceeds this multiple of the median over the last 128 steps; "
-            "inf: skip no spike."
-        },
+    allow_high_initial_loss: bool = setting(
+        False, "Train although the loss of the initial weights is far above that of a uniform guess."
     )
-    max_bad_steps: int = field(
-        default=20,
-        metadata={"help": "Stop after this number of skipped steps in a row: spikes, losses or gradients not finite."},
+    early_stopping_patience: int | None = setting(
+        None,
+        "Early stopping: number of evaluations in a row without a new lowest held-out loss after which training stops. "
+        "Needs --load_best_model_at_end.",
     )
-    allow_high_initial_loss: bool = field(
-        default=False,
-        metadata={
-            "help": "Train although the loss of the initial weights is far above that of an even guess; only a note is "
-            "printed then."
-        },
+    lora_rank: int | None = setting(
+        None,
+        "LoRA rank. The base weights are frozen (Hu et al. 2021; needs peft). The final model has the adapter merged; "
+        "adapter/ has it alone.",
     )
-    early_stopping_patience: int | None = field(
-        default=None,
-        metadata={
-            "help": "Early stopping: stop after this number of evaluations in a row without a new lowest held-out "
-            "loss, and keep the best checkpoint. Needs --load_best_model_at_end."
-        },
+    lora_alpha: float | None = setting(
+        None, "LoRA scaling: the adapter's output is multiplied by this over the rank; unset: twice the rank."
     )
-    lora_rank: int | None = field(
-        default=None,
-        metadata={
-            "help": "LoRA rank. The base weights are frozen (Hu et al. 2021; needs peft). The final model has the "
-            "adapter merged; adapter/ has it alone."
-        },
+    lora_dropout: float = setting(0.0, "Dropout of the adapter's input during training.")
+    max_answers: int = setting(
+        200,
+        "Number of held-out prompts to answer after training, to report the share of answers that end with a stop "
+        "token (chat runs only).",
     )
-    lora_alpha: float | None = field(
-        default=None,
-        metadata={
-            "help": "LoRA scaling: the adapter's output is multiplied by this over the rank; unset: twice the rank."
-        },
+    max_eval_samples: int | None = setting(
+        None, "Maximum number of held-out rows, counted from the first. Compare only runs with the same value."
     )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout of the adapter's input during training."})
-    max_answers: int = field(
-        default=200,
-        metadata={
-            "help": "Number of held-out prompts to answer after training, to report the share of answers that end "
-            "with a stop token (chat runs only)."
-        },
+    num_threads: int | None = setting(
+        None,
+        "Number of CPU threads of PyTorch; unset: one per core. 1 is fastest for small models and on a busy machine.",
     )
-    max_eval_samples: int | None = field(
-        default=None,
-        metadata={
-            "help": "Maximum number of held-out rows to measure on: the first ones. Compare runs on the same rows."
-        },
+    preflight_only: bool = setting(False, "Check model, rows, schedule and disk, print the checks, and exit.")
+    find_batch_size: bool = setting(
+        False,
+        "Use the largest micro-batch that fits in memory. The rows per step stay those of "
+        "--per_device_train_batch_size and --gradient_accumulation_steps.",
     )
-    num_threads: int | None = field(
-        default=None,
-        metadata={
-            "help": "CPU threads that PyTorch computes with; unset: one a core. Small models are fastest with one, and "
-            "threads that wait for each other come to a crawl on a busy machine."
-        },
+    print_recipe: bool = setting(
+        False, "Print the complete recipe and what it changes in the one that it extends, and exit."
     )
-    preflight_only: bool = field(
-        default=False, metadata={"help": "Check model, rows, schedule and disk, show what was found, and stop there."}
+    prompts: list[str] | None = setting(
+        None,
+        "Texts that the model continues, or answers in chat runs, greedily and sampled. Unset: "
+        f"{PROMPT!r}; in chat runs the first held-out questions, which `push` does not publish.",
     )
-    find_batch_size: bool = field(
-        default=False,
-        metadata={
-            "help": "Try which micro-batch is the largest that fits in memory and use it; the rows a step stay as set "
-            "by --per_device_train_batch_size and --gradient_accumulation_steps."
-        },
-    )
-    print_recipe: bool = field(
-        default=False,
-        metadata={
-            "help": "Print the whole recipe, ready to be saved, and what it changes in the one it extends; no run."
-        },
-    )
-    prompts: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Texts that the model continues, or in chat runs answers, greedily and sampled. Default: "
-            f"{PROMPT!r}; in chat runs the first held-out questions, which `push` does not publish."
-        },
-    )
-    sample_all_checkpoints: bool = field(
-        default=False,
-        metadata={
-            "help": "Write samples of the prompts at every checkpoint. Default: before the first step, after the last "
-            "planned one, and between them at up to ten checkpoints that are 150 steps or more apart."
-        },
+    sample_all_checkpoints: bool = setting(
+        False,
+        "Sample the prompts at every checkpoint. Unset: before the first step, after the last, and at up to ten "
+        "checkpoints between them that are at least 150 steps apart.",
     )
 
     def __post_init__(self) -> None:
-        for name in ("num_threads", "max_eval_samples", "tokens", "early_stopping_patience", "lora_rank"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UsageError(f"--{name} is {value}. Give 1 or more, or leave it out.")
-        if self.packing not in (None, *PACKINGS, *CHAT_PACKINGS):
-            raise UsageError(f"--packing is {self.packing}. Choose one of {', '.join((*PACKINGS, *CHAT_PACKINGS))}.")
+        counts = ("num_threads", "max_eval_samples", "tokens", "early_stopping_patience", "lora_rank", "max_bad_steps")
+        require_at_least(self, dict.fromkeys(counts, 1))
         if not 0 <= self.lora_dropout < 1:
             raise UsageError(f"--lora_dropout is {self.lora_dropout:g}. Give a number from 0 to below 1.")
-        if self.max_bad_steps < 1:
-            raise UsageError(f"--max_bad_steps is {self.max_bad_steps}. Give 1 or more.")
         if not self.spike_factor > 1:
             raise UsageError(f"--spike_factor is {self.spike_factor:g}. Give a number above 1.")
         if self.init_seed is not None and not 0 <= self.init_seed < 1 << 32:
@@ -201,7 +140,7 @@ class RunArguments:
 
     @property
     def command_to_resume(self) -> str:
-        """The words for the command that resumes this run: the same, without the flags that would start it again."""
+        """Words for the command that resumes this run: without the flags that would start it again."""
         again = {"--overwrite": self.overwrite, "--resume": self.resume != "auto"}
         flags = [flag for flag, is_given in again.items() if is_given]
         return f"the same command{' without ' * bool(flags)}{' and '.join(flags)}"
@@ -215,7 +154,7 @@ DeclaredConfig = declared(
 
 
 def _model_arguments() -> type:
-    """A dataclass of the configuration's own fields, types made plain for argparse, with their defaults and help."""
+    """Return a dataclass of the fields of `GPT2SmallConfig`, with types that argparse takes, defaults and help."""
     rows = [
         (f.name, float if f.type == float | int else f.type, field(default=f.default, metadata=dict(f.metadata)))
         for f in fields(DeclaredConfig)

@@ -7,6 +7,7 @@ from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 from gpt2small_hf.config.declared import declared, declared_keys
+from gpt2small_hf.config.parser import require_at_least, setting
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import parse_json
@@ -21,8 +22,8 @@ OWN_OPTIMIZERS = declared_keys("gpt2small_hf.training.optimizers", "OPTIMIZERS")
 """Names of --optim that transformers does not have."""
 DEEPSEEK_STEPS = "deepseek_steps"
 WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
-"""Shapes of transformers that pass over `warmup_steps`."""
-# The Trainer has them; a run does not use them, so they are kept out of the manual.
+"""Schedules of transformers that ignore `warmup_steps`."""
+# Settings of the Trainer that a run does not use. `--help_all` does not list them.
 NOT_FOR_RUNS = {
     *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"),
     *("resume_from_checkpoint", "auto_find_batch_size"),
@@ -67,82 +68,65 @@ class TrainerSettings(DeclaredTrainingArguments):
     _argument_group_name = "training (transformers.TrainingArguments)"
 
     output_dir: str | None = field(default=None, init=False)  # the run has one, with its checkpoints in a subfolder
-    learning_rate: float = field(default=6e-4, metadata={"help": "Peak learning rate."})
-    optim: str = field(
-        default="adamw_torch_fused",
-        metadata={
-            "help": "A name of transformers', or muon: Muon for the matrices of the blocks and AdamW for the rest, "
-            "with the same learning rate and weight decay (Liu et al. 2025)."
-        },
+    learning_rate: float = setting(6e-4, "Peak learning rate.")
+    optim: str = setting(
+        "adamw_torch_fused",
+        "Optimizer: a name of transformers, or muon: Muon for the matrices of the blocks and AdamW for the rest, with "
+        "the same learning rate and weight decay (Liu et al. 2025).",
     )
-    lr_scheduler_type: str = field(
-        default="cosine_with_min_lr",
-        metadata={
-            "help": "Shape of the learning rate: a name of transformers', or deepseek_steps: the peak to 80 percent of "
-            "training, 31.6 percent of it to 90, then 10 (Bi et al. 2024)."
-        },
+    lr_scheduler_type: str = setting(
+        "cosine_with_min_lr",
+        "Learning-rate schedule: a name of transformers, or deepseek_steps: the peak up to 80 percent of training, "
+        "31.6 percent of it up to 90, then 10 (Bi et al. 2024).",
     )
-    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "JSON object for the schedule. cosine_with_min_lr: min_lr_rate is where it ends, as a share of the "
-            "peak; unset, 0.1. warmup_stable_decay: decay_share, the share of all steps it decays in (0.2), or "
-            "num_decay_steps; decay_type linear, cosine or 1-sqrt (linear); min_lr_ratio, where it ends (0)."
-        },
+    lr_scheduler_kwargs: dict[str, Any] | str | None = setting(
+        None,
+        "JSON object with settings of the schedule. cosine_with_min_lr: min_lr_rate, the final share of the peak "
+        "(0.1). warmup_stable_decay: decay_share, the share of all steps in the decay (0.2), or num_decay_steps; "
+        "decay_type linear, cosine or 1-sqrt (linear); min_lr_ratio, the final share of the peak (0).",
     )
-    warmup_steps: float | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None,
-        metadata={
-            "help": "Steps of linear warm-up, or below 1 the share of all steps. Unset: 0.05, or none for a schedule "
-            "that has no warm-up, like constant."
-        },
+    warmup_steps: float | None = setting(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None,
+        "Steps of linear warm-up, or below 1 the share of all steps. Unset: 0.05, or 0 for a schedule without warm-up "
+        "such as constant.",
     )
-    weight_decay: float = field(default=0.1, metadata={"help": "Decay of what --decay says."})
-    adam_beta2: float = field(default=0.95, metadata={"help": "AdamW's memory of squared gradients."})
-    num_train_epochs: float = field(default=1.0, metadata={"help": "Passes over the training rows."})
-    logging_steps: float = field(default=10, metadata={"help": "Steps between lines of metrics.jsonl."})
-    # With the filter on, a NaN loss is logged as a finite number: the log would lie.
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Hide NaN losses from the log. Leave it off."}
+    weight_decay: float = setting(0.1, "Weight decay; --decay names the parameters.")
+    adam_beta2: float = setting(0.95, "Decay rate of AdamW's mean of squared gradients.")
+    num_train_epochs: float = setting(1.0, "Number of passes over the training rows.")
+    logging_steps: float = setting(10, "Steps between two lines of metrics.jsonl.")
+    # With the filter, the Trainer logs a NaN loss as a finite number.
+    logging_nan_inf_filter: bool = setting(False, "Hide NaN losses from the log. Leave it off.")
+    save_total_limit: int | None = setting(2, "Maximum number of checkpoints to keep.")
+    dataloader_pin_memory: bool | None = setting(  # pyright: ignore[reportIncompatibleVariableOverride]
+        None, "Pin rows in memory, for faster copies to the GPU. Unset: if there is a GPU."
     )
-    save_total_limit: int | None = field(default=2, metadata={"help": "Maximum number of checkpoints to keep."})
-    dataloader_pin_memory: bool | None = field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=None, metadata={"help": "Pin rows in memory for faster copies to the GPU; unset: if there is one."}
+    ddp_find_unused_parameters: bool | None = setting(
+        False, "Search for parameters without gradient at each step. This package's models have none."
     )
-    ddp_find_unused_parameters: bool | None = field(
-        default=False, metadata={"help": "Search for parameters without gradient each step; every one of ours has one."}
-    )
-    disable_tqdm: bool | None = field(default=True, metadata={"help": "The run draws its own progress line."})
+    disable_tqdm: bool | None = setting(True, "Disable tqdm: a run has a progress line of its own.")
 
     def __post_init__(self) -> None:
         if self.hub_token or self.push_to_hub:
             raise UsageError(
-                "A run is not pushed during training, and a token is never a flag. Publish the finished run: "
-                f"{command('push', 'RUN', 'USER/REPO')}"
+                f"a token is never a flag, and a run is published after training: {command('push', 'RUN', 'USER/REPO')}"
             )
         for name in [self.report_to] if isinstance(self.report_to, str) else self.report_to or []:
             _require("report_to", name, ["none", "all", "kubeflow", *REPORTERS])
         if self.load_best_model_at_end and str(self.eval_strategy) != str(self.save_strategy):
             raise UsageError(
-                f"--load_best_model_at_end measures what it saves: give --eval_strategy {self.save_strategy} "
-                "and an --eval_steps that divides --save_steps."
+                f"--load_best_model_at_end needs an evaluation at each checkpoint: give --eval_strategy "
+                f"{self.save_strategy} and an --eval_steps that divides --save_steps."
             )
         if self.resume_from_checkpoint:
-            raise UsageError(
-                "--resume_from_checkpoint is --resume here; without it, a run resumes from its newest checkpoint."
-            )
+            raise UsageError("--resume_from_checkpoint is not supported. Use --resume.")
         if self.auto_find_batch_size:
-            raise UsageError("--auto_find_batch_size would change the rows a step. --find_batch_size keeps them.")
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise UsageError(f"--{name} is {value}. Give {least:g} or more.")
+            raise UsageError("--auto_find_batch_size changes the rows per step. Use --find_batch_size, which does not.")
+        require_at_least(self, _AT_LEAST)
         for name, strategy in _INTERVALS.items():
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise UsageError(
-                    f"--{name} is {value:g}. Give a number of steps, or below 1 a share of all steps; for none, give "
-                    f"--{strategy} no."
+                    f"--{name} is {value:g}. Give steps, or below 1 a share of all; for none: --{strategy} no."
                 )
         if self.max_steps != -1 and self.max_steps < 1:
             raise UsageError(f"--max_steps is {self.max_steps}. Give 1 or more, or leave it out for whole epochs.")

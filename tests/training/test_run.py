@@ -209,8 +209,8 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
         (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
         (["--resume", "nowhere"], "nowhere is not a complete checkpoint"),
-        (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is --resume here"),
-        (["--auto_find_batch_size"], "--find_batch_size keeps them"),
+        (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is not supported. Use --resume."),
+        (["--auto_find_batch_size"], "Use --find_batch_size"),
         (["--branch_from", "nowhere"], "nowhere is not a complete checkpoint"),
     ],
 )
