@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.utils.sha import git_hash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
@@ -96,12 +97,17 @@ def weight_files(model: Path) -> list[Path]:
     return files
 
 
+def module_names(auto_map: dict[str, Any]) -> set[str]:
+    """Return the modules that an `auto_map` names."""
+    return {str(value).split("--")[-1].split(".")[0] for value in auto_map.values()}
+
+
 def code_files(folder: Path, settings: dict[str, Any]) -> list[Path]:
     """The files that `auto_map` names and those that they import, none twice.
 
     Raises: UsageError if one is not there, or is imported in a way that transformers does not follow.
     """
-    named = {str(value).split("--")[-1].split(".")[0] for value in settings.get("auto_map", {}).values()}
+    named = module_names(settings.get("auto_map", {}))
     found: dict[str, Path] = {}
     while missing := sorted(named - found.keys()):
         path = folder / f"{missing[0]}.py"
@@ -165,7 +171,7 @@ def modified_code(source: PushSource, folder: Path) -> list[str]:
         path.name
         for path in sorted(folder.glob("*.py"))
         if sha256(path) not in [files.get(path.name) for files in known]
-        and git_blob(path.read_bytes()) not in _committed(path.name)
+        and git_hash(path.read_bytes()) not in _committed(path.name)
     ]
 
 
@@ -177,11 +183,6 @@ def _committed(name: str) -> set[str]:
     except (OSError, subprocess.CalledProcessError):
         return set()
     return {line.split()[3] for line in log.splitlines()}
-
-
-def git_blob(data: bytes) -> str:
-    """Return the hash that git gives to a file with these bytes."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def check_code_is_known(source: PushSource, folder: Path) -> None:

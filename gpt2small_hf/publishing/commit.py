@@ -17,8 +17,9 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelet
 from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.publishing.checks import module_names
 from gpt2small_hf.publishing.client import MIN_UPLOAD_RATE, SLOW_FACTOR, TRANSIENT, Retries, public_url, time_limit
-from gpt2small_hf.publishing.hub import Hub
+from gpt2small_hf.publishing.hub import MAIN, Hub, RepositoryState, is_same
 from gpt2small_hf.publishing.hub_errors import (
     MALFORMED,
     UploadError,
@@ -30,27 +31,24 @@ from gpt2small_hf.publishing.hub_errors import (
     wait_before_retry,
 )
 from gpt2small_hf.publishing.license import APACHE
-from gpt2small_hf.publishing.repository import MAIN, RepositoryState, is_same
-from gpt2small_hf.publishing.repository_checks import check_ignored
 from gpt2small_hf.publishing.stage import Files, is_license_file, is_loaded, is_model_file, is_pushed_file
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What a push does to a branch."""
+    """What a push does to a branch: the names of files."""
 
     sent: list[str]
     removed: list[str]
     replaced: list[str]
     """Those of `sent` that transformers loads and that exist with other contents."""
     kept: list[str]
-    """Files of another model's repository that are neither replaced nor removed."""
+    """In the repository of another model, those that are neither replaced nor removed."""
 
     def describe(self) -> list[str]:
         """Describe what happens to existing files, a line for each kind of change."""
-        lines = [f"replaces {', '.join(self.replaced)}"] if self.replaced else []
-        lines += [f"removes {', '.join(self.removed)}"] if self.removed else []
-        return [*lines, *([f"keeps {', '.join(self.kept)}"] if self.kept else [])]
+        kinds = {"replaces": self.replaced, "removes": self.removed, "keeps": self.kept}
+        return [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ def find_changes(
     gone: list[str] = []
     if names is None and remote.files:
         named = hub.json(remote, "config.json").get("auto_map") if "config.json" in remote.files else None
-        classes = named.values() if isinstance(named, dict) else []
-        code = {str(value).split("--")[-1].split(".")[0] for value in classes}
+        code = module_names(named) if isinstance(named, dict) else set()
         gone = [
             name
             for name in remote.files
@@ -98,15 +95,14 @@ def commit_folder(
 ) -> Pushed:
     """Send a staged folder as one commit, which also removes files of an earlier push that are no longer staged.
 
-    `names` are the files to send, by default all; if given, no other file is touched.
+    With `names`, only these files are sent and none is removed.
 
-    Raises: UploadError, AuthError, UsageError. The branch is then as it was.
+    Raises: UploadError, AuthError, UsageError. The branch is then unchanged.
     """
     changes = find_changes(hub, remote, staged, files, names)
     assert remote.head is not None
     if not changes.sent and not changes.removed:
         return Pushed(remote.head, remote.pull_request, "nothing to send: the files there are the same")
-    check_ignored(hub, remote, staged, changes.sent, create_pr=create_pr)
     summary = f"{len(changes.sent)} files sent, {len(changes.removed)} removed"
     retries = Retries()
     while True:
@@ -128,7 +124,8 @@ def commit_folder(
                     "the Hub's answer was lost, so the pull request may exist. Run the same command again in a "
                     f"minute: it adds to it. {remote.url()}/discussions lists it."
                 ) from None
-            if not is_worth_retrying(error) or not wait_before_retry(retries, error):
+            is_temporary = http_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError)
+            if not (is_temporary and is_commit_error(error) and wait_before_retry(retries, error)):
                 raise_push_error(hub, remote, error, create_pr=create_pr)
 
 
@@ -144,8 +141,7 @@ def send_commit(
     for operation in operations:
         if operation.upload_info.sha256.hex() != files[operation.path_in_repo]["sha256"]:
             raise UploadError(
-                f"{staged / operation.path_in_repo} has changed since it was checked. Nothing was published; run the "
-                "same command again."
+                f"{staged / operation.path_in_repo} has changed since it was checked. Nothing was published."
             )
     xet, n_bytes = not constants.HF_HUB_DISABLE_XET, sum(files[name]["size"] for name in changes.sent)
     if xet:
@@ -163,7 +159,7 @@ def send_commit(
 
 
 def find_pull_request(hub: Hub, remote: RepositoryState, title: str) -> bool:
-    """Return whether a pull request was opened although the response was lost. The push then adds to it."""
+    """Return whether a pull request was opened although the response was lost. Later attempts then add to it."""
     try:
         pull = hub.open_pull_request(remote.repo_id, title)
     except (httpx2.HTTPError, OSError, *MALFORMED):
@@ -171,12 +167,6 @@ def find_pull_request(hub: Hub, remote: RepositoryState, title: str) -> bool:
     if pull is not None:
         remote.pull_request, remote.revision = public_url(pull.url), f"refs/pr/{pull.num}"
     return pull is not None
-
-
-def is_worth_retrying(error: Exception) -> bool:
-    """Return whether the commit itself failed, and temporarily."""
-    may_pass = http_status(error) in TRANSIENT or isinstance(error, httpx2.TransportError)
-    return may_pass and is_commit_error(error)
 
 
 def find_landed_commit(hub: Hub, remote: RepositoryState, staged: Path, changes: Changes) -> str | None:
@@ -191,29 +181,30 @@ def find_landed_commit(hub: Hub, remote: RepositoryState, staged: Path, changes:
 
 
 def raise_push_error(hub: Hub, remote: RepositoryState, error: Exception, *, create_pr: bool) -> NoReturn:
-    """Raise: UploadError, AuthError or UsageError that says what a failed commit means."""
-    status, same = http_status(error), "Run the same command to continue; uploaded files are not sent again."
+    """Raise: UploadError, AuthError or UsageError for a failed commit."""
+    status, reason = http_status(error), error_reason(error)
     if status in (401, 403):
         with command_errors(f"asking whether {remote.repo_id} may be written"):
             hub.check_may_write(remote.repo_id, create_pr=create_pr)
     if status in (409, 412):
         raise UploadError(
-            f"{remote.repo_id} was changed by somebody else meanwhile, so nothing was published. See what "
-            f"changed ({remote.url()}/commits/{remote.revision}), then run the same command again."
+            f"{remote.repo_id} was changed by somebody else meanwhile, so nothing was published. See what changed "
+            f"({remote.url()}/commits/{remote.revision}), then run the same command again."
         ) from None
     if status in (400, 401, 403):
-        raise UploadError(f"the Hub refused the commit to {remote.repo_id}: {error_reason(error)}") from None
+        raise UploadError(f"committing to {remote.repo_id}: the Hub refused it: {reason}") from None
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):
-        raise UsageError(f"the Hub rejects the card: {error_reason(error)}. Correct model_card.j2.") from None
-    reason = error_reason(error)
+        raise UsageError(f"the Hub rejects the card: {reason}. Correct model_card.j2.") from None
     if is_unanswered_commit(error):
         raise UploadError(
-            f"the commit to {remote.repo_id} was not answered: {reason}. It may have been made: run the same "
-            "command to find out and to continue."
+            f"the commit to {remote.repo_id} was not answered: {reason}. It may have been made: run the same command "
+            "to find out and to continue."
         ) from None
-    if "xet" in reason.lower():
-        same += " If this Hub does not support Xet, set HF_HUB_DISABLE_XET=1."
-    raise UploadError(f"nothing was published to {remote.repo_id}: {reason}. {same}") from None
+    hint = " If this Hub does not support Xet, set HF_HUB_DISABLE_XET=1." if "xet" in reason.lower() else ""
+    raise UploadError(
+        f"nothing was published to {remote.repo_id}: {reason}. Run the same command to continue; uploaded files are "
+        f"not sent again.{hint}"
+    ) from None
 
 
 def check_xet_access(hub: Hub, remote: RepositoryState, *, opens: bool) -> None:

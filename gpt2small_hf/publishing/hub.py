@@ -7,43 +7,89 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from huggingface_hub import Discussion, HfApi, ModelInfo, constants
+from huggingface_hub import Discussion, HfApi, ModelInfo, constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
+from huggingface_hub.utils.sha import git_hash
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import AuthError, token_in_use
 from gpt2small_hf.publishing.client import install_client, public_url
 from gpt2small_hf.publishing.hub_errors import UploadError, VerifyError, command_errors, error_reason, http_status
-from gpt2small_hf.publishing.repository import MAIN, RepositoryState
+from gpt2small_hf.runs.files import sha256
 
+MAIN = "main"
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 """Patterns of the files that transformers may load, whoever added them."""
+
+
+@dataclass
+class RepositoryState:
+    """A repository as it was found."""
+
+    repo_id: str
+    revision: str
+    exists: bool
+    private: bool | None = None
+    head: str | None = None
+    """Commit of the branch to push to, or of main if that branch does not exist yet."""
+    branch_exists: bool = False
+    pull_request: str | None = None
+    """Address of the user's open pull request, if the push adds to it; `revision` is then its reference."""
+    files: dict[str, RepoFile] = field(default_factory=dict)
+    branches: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    other_model: str | None = None
+    """A description of the model on the branch, if it was not pushed by this command."""
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether a commit would replace the branch's own files. A new branch has the head of another one."""
+        others = [head for name, head in self.branches.items() if name != self.revision]
+        return self.branch_exists and (self.revision == MAIN or self.head not in others)
+
+    @property
+    def backup_tag(self) -> str:
+        """Name of the tag that keeps the branch's state before `--replace`."""
+        return f"before-{(self.head or '')[:8]}"
+
+    @property
+    def replaced(self) -> dict[str, str]:
+        """The tags that `--replace` has set so far → their commits."""
+        return {tag: commit for tag, commit in self.tags.items() if tag == f"before-{commit[:8]}"}
+
+    def url(self) -> str:
+        """Return its address, without a password."""
+        return f"{public_url(constants.ENDPOINT)}/{self.repo_id}"
+
+
+def is_same(there: RepoFile | None, here: Path) -> bool:
+    """Whether a file on the Hub has the bytes of one here, by its hash."""
+    if there is None or not here.is_file() or there.size != here.stat().st_size:
+        return False
+    if there.lfs is not None:
+        return there.lfs.sha256 == sha256(here)
+    return there.blob_id == git_hash(here.read_bytes())
 
 
 class Hub:
     """An account on the Hub, and the calls of a push."""
 
     def __init__(self) -> None:
-        """Read the token and ask the Hub for its account.
-
-        Raises: as `token_in_use`; AuthError for a token that the Hub does not know, UploadError if the Hub cannot be
-            reached.
-        """
+        """Read the token and ask the Hub for its account. Raises: UsageError, AuthError, UploadError."""
         if not sys.stderr.isatty():
             disable_progress_bars()
         install_client()
         self.token = token_in_use()
         self.api = HfApi(token=self.token, library_name="gpt2small_hf")
         self.headers = build_hf_headers(token=self.token, library_name="gpt2small_hf")
-        self._contents: dict[tuple[str, str | None, str], bytes] = {}
         with command_errors("checking the token"):
             try:
                 account = self.api.whoami()
@@ -55,7 +101,6 @@ class Hub:
                     ) from None
                 raise
             self.user: str = account["name"]
-            self.organisations = [found["name"] for found in account.get("orgs", [])]
             self.role = account.get("auth", {}).get("accessToken", {}).get("role")
 
     def repository_state(
@@ -71,7 +116,7 @@ class Hub:
         Args:
             repo_id: The repository.
             revision: Branch to push to.
-            pull_request_title: Title of a pull request to open. An open one of this user with this title is reused.
+            pull_request_title: Of a pull request to open. An open one of this user with this title is reused.
             needs_write_access: Check for write access, which a pull request does not need.
 
         Raises: AuthError if it may not be written.
@@ -80,15 +125,16 @@ class Hub:
             try:
                 info = self.api.model_info(repo_id)
             except RepositoryNotFoundError:
-                self._check_may_create(repo_id)
                 return RepositoryState(repo_id, revision, exists=False)
             if needs_write_access:
                 self.check_may_write(repo_id)
             refs = self.api.list_repo_refs(repo_id)
             branches = {ref.name: ref.target_commit for ref in refs.branches}
             head = branches.get(revision) or branches.get(MAIN) or info.sha
-            is_there, pull = revision in branches, self.open_pull_request(repo_id, pull_request_title)
-            if pull is not None:
+            is_there, pull = revision in branches, None
+            if pull_request_title:
+                pull = self.open_pull_request(repo_id, pull_request_title)
+            if pull:
                 revision, is_there = f"refs/pr/{pull.num}", True
                 head = self.api.repo_info(repo_id, revision=revision).sha
             return RepositoryState(
@@ -98,7 +144,7 @@ class Hub:
                 private=info.private,
                 head=head,
                 branch_exists=is_there,
-                pull_request=None if pull is None else public_url(pull.url),
+                pull_request=public_url(pull.url) if pull else None,
                 files=self.files(repo_id, head, info),
                 branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
@@ -112,29 +158,14 @@ class Hub:
             raise ValueError(f"{len(info.siblings)} files in the repository, and none in its tree")
         return files
 
-    def open_pull_request(self, repo_id: str, title: str | None) -> Discussion | None:
-        """The newest open pull request of this user with this title."""
-        if title is None:
-            return None
+    def open_pull_request(self, repo_id: str, title: str) -> Discussion | None:
+        """Return the newest open pull request of this user with this title."""
         found = self.api.get_repo_discussions(repo_id, author=self.user, discussion_type="pull_request")
-        ours = [
-            pull
-            for pull in found
-            if (pull.title, pull.author) == (title.strip(), self.user)
-            and pull.is_pull_request
-            and pull.status in ("open", "draft")
-        ]
+        ours = [pull for pull in found if pull.title == title.strip() and pull.status in ("open", "draft")]
         return max(ours, key=lambda pull: pull.num, default=None)
 
-    def _check_may_create(self, repo_id: str) -> None:
-        owner = repo_id.split("/")[0]
-        if self.role == "read":
-            self._refuse_to_write(repo_id)
-        if self.role == "write" and owner.lower() not in {name.lower() for name in (self.user, *self.organisations)}:
-            own = ", ".join(f"{name}/…" for name in (self.user, *self.organisations))
-            raise AuthError(f"{repo_id} does not exist, and {self.user} may not create it. Use one of yours: {own}")
-
     def check_may_write(self, repo_id: str, *, create_pr: bool = False) -> None:
+        """Raise: AuthError if the token may not write a repository, or open a pull request in it."""
         if create_pr:  # anybody may, with a token that can write
             if self.role == "read":
                 self._refuse_to_write(repo_id)
@@ -164,17 +195,8 @@ class Hub:
             f"{public_url(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
         )
 
-    def tag_backup(self, remote: RepositoryState) -> bool:
-        """Tag the state of a branch before another model replaces it. Returns: whether there was one to tag."""
-        if not remote.other_model or not remote.is_overwritten:
-            return False
-        assert remote.head is not None
-        if remote.tags.get(remote.backup_tag) != remote.head:
-            self._set_tag(remote.repo_id, remote.backup_tag, remote.head)
-            remote.tags[remote.backup_tag] = remote.head
-        return True
-
     def json(self, remote: RepositoryState, name: str) -> dict[str, Any]:
+        """Return a JSON file's object, empty for anything else."""
         try:
             found = json.loads(self.read(remote, name))
         except ValueError:
@@ -182,26 +204,18 @@ class Hub:
         return found if isinstance(found, dict) else {}
 
     def read(self, remote: RepositoryState, name: str) -> bytes:
-        key = (remote.repo_id, remote.head, name)
-        if key not in self._contents:
-            # A temporary cache: the user's should not keep these files.
-            with (
-                command_errors(f"reading {name} of {remote.repo_id}"),
-                no_progress_bars(),
-                tempfile.TemporaryDirectory() as cache,
-            ):
-                path = self.api.hf_hub_download(remote.repo_id, name, revision=remote.head, cache_dir=cache)
-                self._contents[key] = Path(path).read_bytes()
-        return self._contents[key]
+        """Return a file's content."""
+        with command_errors(f"reading {name} of {remote.repo_id}"):
+            response = get_session().get(hf_hub_url(remote.repo_id, name, revision=remote.head), headers=self.headers)
+            hf_raise_for_status(response)
+            return response.content
 
     def card(self, remote: RepositoryState) -> str:
-        """README.md of a repository, empty if there is none."""
-        if "README.md" not in remote.files:
-            return ""
-        return self.read(remote, "README.md").decode(errors="replace")
+        """Return README.md of a repository, empty if there is none."""
+        return self.read(remote, "README.md").decode(errors="replace") if "README.md" in remote.files else ""
 
     def create_missing(self, remote: RepositoryState) -> None:
-        """Create repository and branch if they do not exist: the repository private, the branch from main."""
+        """Create a private repository, and its branch from main, unless they exist."""
         if not remote.exists:
             with command_errors(f"creating {remote.repo_id}"):
                 self.api.create_repo(remote.repo_id, private=True, exist_ok=True)
@@ -243,17 +257,9 @@ class Hub:
                 )
             )
 
-    def create_tag(self, remote: RepositoryState, tag: str, commit: str, message: str) -> bool:
-        """Tag a commit. An existing tag is kept: `check_tag` found that it marks the same model.
-
-        Returns: whether the tag was created.
-        """
-        if tag in remote.tags:
-            return False
-        self._set_tag(remote.repo_id, tag, commit, message)
-        return True
-
-    def _set_tag(self, repo_id: str, tag: str, commit: str, message: str | None = None) -> None:
+    def create_tag(self, remote: RepositoryState, tag: str, commit: str | None, message: str | None = None) -> None:
+        """Tag a commit. Raises: UploadError if the tag marks another one."""
+        repo_id = remote.repo_id
         with self.writing(f"tagging {repo_id}", repo_id):
             try:
                 self.api.create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
@@ -266,6 +272,7 @@ class Hub:
                     raise UploadError(
                         f"tag {tag} of {repo_id} was set meanwhile to commit {tags.get(tag)}. Use another: --tag NAME"
                     ) from None
+            remote.tags[tag] = commit or ""
 
     def set_visibility(self, repo_id: str, public: bool) -> None:
         """Make a repository public or private."""
@@ -290,36 +297,8 @@ class Hub:
             self.api.add_collection_item(slug, repo_id, "model", exists_ok=True)
 
 
-def is_public(repo_id: str, kind: str = "model") -> bool:
-    """Return whether a repository is public, by asking the Hub without a token."""
-    install_client()
-    with command_errors(f"checking whether {repo_id} is public"):
-        try:
-            return not HfApi(token=False).repo_info(repo_id, repo_type=kind).private
-        except RepositoryNotFoundError:
-            return False
-
-
-def is_visible(repo_id: str) -> bool:
-    """Return whether the token in use can see a model of that name."""
+def is_visible(repo_id: str, kind: str = "model", *, token: Literal[False] | None = None) -> bool:
+    """Return whether a repository can be seen with the token in use, or with `token=False` by everybody."""
     install_client()
     with command_errors(f"looking up {repo_id}"):
-        try:
-            HfApi().model_info(repo_id)
-        except RepositoryNotFoundError:
-            return False
-    return True
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide progress bars, for files of some kilobytes."""
-    shown = sys.stderr.isatty()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            from huggingface_hub.utils import enable_progress_bars
-
-            enable_progress_bars()
+        return HfApi(token=token).repo_exists(repo_id, repo_type=kind)

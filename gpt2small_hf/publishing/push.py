@@ -14,7 +14,7 @@ from typing import Any
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import counted
 from gpt2small_hf.publishing.arguments import known_token
-from gpt2small_hf.publishing.hub import Hub, is_public, is_visible
+from gpt2small_hf.publishing.hub import Hub, is_visible
 from gpt2small_hf.publishing.lineage_facts import linked_repositories
 from gpt2small_hf.publishing.privacy import chat_questions
 from gpt2small_hf.publishing.published import read_published
@@ -117,7 +117,7 @@ def private_links(args: Namespace, plan: PushPlan) -> frozenset[str]:
     """
     twin = plan.publication.twin if args.public and not args.also_native else None
     links = linked_repositories(plan.source, replace(plan.publication, twin=twin))
-    found = [name for kind, name in links if not is_public(name, kind)]
+    found = [name for kind, name in links if not is_visible(name, kind, token=False)]
     if args.origin in found and not is_visible(args.origin):
         raise UsageError(
             f"--origin {args.origin}: the Hub has no such model, or the token may not see it. Check the name, or give "

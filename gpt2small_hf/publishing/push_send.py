@@ -11,7 +11,7 @@ from gpt2small_hf.errors import print_stderr
 from gpt2small_hf.publishing.adapter import find_base
 from gpt2small_hf.publishing.commit import commit_folder, find_changes
 from gpt2small_hf.publishing.facts import example_prompts
-from gpt2small_hf.publishing.hub import Hub
+from gpt2small_hf.publishing.hub import Hub, RepositoryState
 from gpt2small_hf.publishing.hub_errors import VerifyError
 from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.published import all_records, merge_records, read_published
@@ -24,7 +24,6 @@ from gpt2small_hf.publishing.push_plan import (
     print_step,
 )
 from gpt2small_hf.publishing.push_stage import describe_check, load_isolated
-from gpt2small_hf.publishing.repository import RepositoryState
 from gpt2small_hf.publishing.repository_checks import (
     check_card,
     check_ignored,
@@ -78,7 +77,9 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
     if args.private and remote.private is False:  # before anything new is in it
         hub.set_visibility(plan.repo_id, public=False)
         print_step("hidden", plan.repo_id)
-    if not args.create_pr and hub.tag_backup(remote):
+    if remote.other_model and remote.is_overwritten and not args.create_pr:
+        if remote.tags.get(remote.backup_tag) != remote.head:
+            hub.create_tag(remote, remote.backup_tag, remote.head)
         print_step("tagged", f"{remote.backup_tag}, the former state of {plan.repo_id}")
     print_stderr(f"uploading new files of {plan.size} to {plan.repo_id} …")
     pushed = commit_folder(
@@ -105,11 +106,11 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
     write_json(path, merge_records([{**record, **card_links(plan)}, *all_records(read_published(path))]))
     record["verified"] = verify_published(hub, args, plan, pushed.commit)
     if plan.tag:
-        made = hub.create_tag(remote, plan.tag, pushed.commit, commit_message(args, plan))
-        print_step(
-            "tagged",
-            plan.tag if made else f"{plan.tag}, which was there already, at commit {remote.tags[plan.tag][:12]}",
-        )
+        if existing := remote.tags.get(plan.tag):  # of the same model: `check_tag`
+            print_step("tagged", f"{plan.tag} already exists at commit {existing[:12]}")
+        else:
+            hub.create_tag(remote, plan.tag, pushed.commit, commit_message(args, plan))
+            print_step("tagged", plan.tag)
     return record
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-import subprocess
-import tempfile
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
@@ -16,11 +13,10 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import ADDRESS
 from gpt2small_hf.publishing.card import is_marked, is_unedited, only_metadata
-from gpt2small_hf.publishing.hub import Hub
+from gpt2small_hf.publishing.hub import MAIN, Hub, RepositoryState, is_same
 from gpt2small_hf.publishing.hub_errors import command_errors
 from gpt2small_hf.publishing.license import License
-from gpt2small_hf.publishing.repository import MAIN, RepositoryState, is_same
-from gpt2small_hf.publishing.stage import Files, is_loaded, is_model_file, is_weights
+from gpt2small_hf.publishing.stage import Files, is_loaded, is_model_file, is_weights, list_files
 
 OUR_TYPES = {"gpt2small", "gpt2", "gpjtgpt2"}
 """Model types that this command publishes, or published under another name."""
@@ -34,13 +30,15 @@ def find_other_model(hub: Hub, remote: RepositoryState, published: list[Files]) 
     parts = sorted(name for name in remote.files if is_model_file(name))
     if not parts:
         return None
-    if "adapter_config.json" in parts:  # transformers would load it on top of a model
-        is_ours_alone = "config.json" not in parts and is_made_by_push(hub, remote, published)
-        return None if is_ours_alone else "an adapter"
-    if "config.json" in parts:
-        kind = hub.json(remote, "config.json").get("model_type")
-        if str(kind) in OUR_TYPES and is_made_by_push(hub, remote, published):
-            return None
+    has_config = "config.json" in parts
+    kind = hub.json(remote, "config.json").get("model_type") if has_config else None
+    has_adapter = "adapter_config.json" in parts  # which transformers would load on top of a model
+    may_be_ours = not has_config if has_adapter else str(kind) in OUR_TYPES
+    if may_be_ours and is_made_by_push(hub, remote, published):
+        return None
+    if has_adapter:
+        return "an adapter"
+    if has_config:
         return f"a model of type {kind}" if kind else "a config.json that names no model type"
     weights = [name for name in parts if is_weights(name)]
     return f"weights ({weights[0]})" if weights else f"files of a model ({parts[0]})"
@@ -72,10 +70,7 @@ def check_card(hub: Hub, remote: RepositoryState, staged: Path, license: License
     if there and ours.is_file() and not is_same(there, ours):
         text = hub.read(remote, "LICENSE").decode(errors="replace")
         if _terms(text) != _terms(ours.read_text(encoding="utf-8")):
-            raise UsageError(
-                f"{remote.repo_id} has another LICENSE. Name that license with --license, or add "
-                "--replace_card to overwrite it."
-            )
+            raise UsageError(f"{remote.repo_id} has another LICENSE. Name it with --license, or add --replace_card.")
     there, text = remote.files.get("README.md"), hub.card(remote)
     if there is None or is_same(there, staged / "README.md") or is_unedited(text):
         return
@@ -94,8 +89,8 @@ def check_card(hub: Hub, remote: RepositoryState, staged: Path, license: License
             if key == "license_link" and not ADDRESS.fullmatch(str(metadata[key])):
                 flag = "--license_file FILE (the license text, in place of --license_link)"
             raise UsageError(
-                f"README.md of {remote.repo_id} states the {key} {metadata[key]}. Add {flag} to "
-                "keep it, or --replace_card to overwrite it."
+                f"README.md of {remote.repo_id} states the {key} {metadata[key]}. Add {flag} to keep it, or "
+                "--replace_card to overwrite it."
             )
 
 
@@ -105,37 +100,27 @@ def _terms(license: str) -> list[str]:
 
 
 def check_tag(hub: Hub, remote: RepositoryState, tag: str | None, staged: Path) -> None:
-    """Raise: UsageError if a tag has the name of a branch, or marks another model already.
-
-    `revision=` is ambiguous where a branch and a tag have the same name.
-    """
+    """Raise: UsageError if a tag marks another model, or has the name of a branch: `revision=` would be ambiguous."""
     if tag in remote.branches:
         raise UsageError(f"tag {tag}: {remote.repo_id} has a branch of this name. Choose another: --tag NAME")
     if remote.revision in remote.tags:
         raise UsageError(
-            f"branch {remote.revision}: {remote.repo_id} has a tag of this name. Delete the tag on the Hub, or use "
-            "another repository."
+            f"branch {remote.revision}: {remote.repo_id} has a tag of this name. Delete that tag on the Hub."
         )
-    commit = remote.tags.get(tag or "")
-    if commit is None:
+    if tag not in remote.tags:
         return
     with command_errors(f"reading tag {tag} of {remote.repo_id}"):
-        there = hub.files(remote.repo_id, commit)
-    ours = [path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()]
-    loaded = [name for name in ours if is_loaded(name)]
-    if not all(is_same(there.get(name), staged / name) for name in loaded):
+        there = hub.files(remote.repo_id, remote.tags[tag])
+    if not all(is_same(there.get(name), staged / name) for name in list_files(staged) if is_loaded(name)):
         raise UsageError(f"tag {tag} of {remote.repo_id} marks another model. Choose another: --tag NAME")
 
 
 def check_same_weights(hub: Hub, remote: RepositoryState, staged: Path) -> None:
     """Raise: UsageError if the Hub does not have a staged folder's weights, settings and tokenizer."""
     if not remote.exists:
-        raise UsageError(
-            f"{remote.repo_id} is not on the Hub yet, and --code_only updates a published model. Leave it out."
-        )
-    kept = [path for path in sorted(staged.iterdir()) if is_loaded(path.name) and path.suffix != ".py"]
-    for path in kept:
-        if not is_same(remote.files.get(path.name), path):
+        raise UsageError(f"--code_only updates a published model, and {remote.repo_id} does not exist. Leave it out.")
+    for path in sorted(staged.iterdir()):
+        if is_loaded(path.name) and path.suffix != ".py" and not is_same(remote.files.get(path.name), path):
             raise UsageError(
                 f"{path.name} of {remote.repo_id} differs from this run's, and --code_only does not update it. "
                 "Name the run that was published there, or leave --code_only out."
@@ -149,8 +134,6 @@ def check_ignored(
 
     The client omits such a file from the commit without an error, which publishes the others alone.
     """
-    if not names:
-        return
     files = []
     for name in names:
         with (staged / name).open("rb") as file:
@@ -166,36 +149,10 @@ def check_ignored(
         )
         hf_raise_for_status(response)
         ignored = sorted(file["path"] for file in response.json()["files"] if file.get("shouldIgnore"))
-    if not ignored:
-        return
-    named = ignored[0] + (f" and {len(ignored) - 1} more files" if len(ignored) > 1 else "")
-    paths = [path for path in remote.files if PurePosixPath(path).name == ".gitignore"]
-    where, line = "a .gitignore rule", ""
-    if rule := ignoring_rule({path: hub.read(remote, path) for path in paths}, ignored[0]):
-        where, line = rule[0], f" (line {rule[1]}: `{rule[2]}`)"
-    raise UsageError(
-        f"{where} of {remote.repo_id} excludes {named}{line}, so the commit would be incomplete. Remove the rule "
-        "on the Hub, or use another repository."
-    )
-
-
-def ignoring_rule(rules: dict[str, bytes], name: str) -> tuple[str, str, str] | None:
-    """Find the rule by which git ignores a file: path of the `.gitignore`, line and pattern.
-
-    `rules` has each `.gitignore` of the repository, by its path. None without git, or if git does not ignore the file.
-    """
-    with tempfile.TemporaryDirectory(prefix="gitignore-") as place:
-        for path, content in rules.items():
-            Path(place, path).parent.mkdir(parents=True, exist_ok=True)
-            Path(place, path).write_bytes(content)
-        settings = {variable: value for variable, value in os.environ.items() if not variable.startswith("GIT_")}
-        git = ["git", "-C", place, "-c", f"core.excludesFile={os.devnull}"]
-        try:
-            for words in ("init", "--quiet"), ("check-ignore", "--verbose", "--no-index", "-z", "--stdin"):
-                done = subprocess.run(
-                    [*git, *words], input=name.encode(), capture_output=True, check=True, env=settings
-                )
-        except (OSError, subprocess.CalledProcessError):
-            return None
-    path, line, pattern, _ = done.stdout.decode(errors="replace").split("\0", 3)
-    return None if pattern.startswith("!") else (path, line, pattern)
+    if ignored:
+        named = ignored[0] + (f" and {len(ignored) - 1} more files" if len(ignored) > 1 else "")
+        rules = sorted(path for path in remote.files if PurePosixPath(path).name == ".gitignore")
+        raise UsageError(
+            f"{' or '.join(rules) or 'a .gitignore'} of {remote.repo_id} excludes {named}, so the commit would be "
+            "incomplete. Remove the rule on the Hub, or use another repository."
+        )

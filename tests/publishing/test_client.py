@@ -24,13 +24,12 @@ from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
 from gpt2small_hf.publishing.commit import commit_folder, find_changes
-from gpt2small_hf.publishing.hub import Hub, is_public
+from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
 from gpt2small_hf.publishing.hub_errors import UploadError
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import private_links
 from gpt2small_hf.publishing.push_plan import PushPlan
-from gpt2small_hf.publishing.repository import RepositoryState
 from gpt2small_hf.publishing.repository_checks import (
     check_card,
     check_tag,
@@ -91,7 +90,7 @@ def staged(tmp_path: Path) -> Path:
 
 def push_once(staged: Path) -> None:
     """Make every call that a push makes, in its order."""
-    is_public("you/data", "dataset")
+    is_visible("you/data", "dataset", token=False)
     hub = Hub()
     hub.check_collection(COLLECTION)
     remote = hub.repository_state(REPO, "next", pull_request_title="Propose")
@@ -101,7 +100,8 @@ def push_once(staged: Path) -> None:
     files = list_files(staged)
     find_changes(hub, remote, staged, files)
     hub.create_missing(remote)
-    hub.tag_backup(remote)
+    if remote.other_model and remote.is_overwritten:
+        hub.create_tag(remote, remote.backup_tag, remote.head)
     pushed = commit_folder(hub, remote, staged, files, "Publish tiny")
     hub.verify_checksums(staged, REPO, pushed.commit)
     with TemporaryDirectory() as cache:
@@ -336,7 +336,7 @@ def test_a_call_gives_up_at_once_when_the_hub_asks_for_hours(server, monkeypatch
 def test_an_unusable_proxy_or_certificate_is_one_line(server, monkeypatch, variable, value, said):
     monkeypatch.setenv(variable, value)
     with pytest.raises(UsageError) as error:
-        is_public(REPO)
+        is_visible(REPO)
     assert variable in str(error.value)
     assert said in str(error.value)
     assert "\n" not in str(error.value)

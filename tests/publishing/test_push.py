@@ -616,7 +616,7 @@ def asked_since(hub: HubServer, start: int, path: str) -> list[str]:
 def test_code_alone_is_refused_where_the_model_is_not_there_or_another(hub, push, run):
     done = push(*QUICK, "--code_only")
     assert done.status == 2
-    assert done.refusal == f"{REPO} is not on the Hub yet, and --code_only updates a published model. Leave it out."
+    assert done.refusal == f"--code_only updates a published model, and {REPO} does not exist. Leave it out."
     assert hub.repos == {}
     assert push(*QUICK).status == 0
     weights = load_file(run.model / "model.safetensors")
