@@ -6,16 +6,13 @@ import json
 import sys
 from contextlib import ExitStack, redirect_stdout
 
-from gpt2small_hf.publishing.arguments import check_source, parse_arguments, token_in_use
-from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.publishing.arguments import check_paths, parse_arguments, token_in_use
 
 
 def main(words: list[str]) -> None:
     """Run `push`."""
     args = parse_arguments(words)
-    check_source(args.RUN)
-    if args.output_dir is not None:
-        check_writable("--output_dir", args.output_dir)
+    check_paths(args)
     if not args.dry_run:
         token_in_use()
     from gpt2small_hf.publishing.push import publish

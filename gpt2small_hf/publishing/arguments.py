@@ -1,4 +1,4 @@
-"""The command line of `push.py`: its flags, and what does not go together. No model is looked at, no torch imported."""
+"""Flags of `push`, and their checks that need no torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, get_token
 from huggingface_hub.errors import HFValidationError
@@ -16,6 +17,8 @@ from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.formatting import counted
 from gpt2small_hf.invocation import command
+from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.layout import RunFolder
 
 # The Hub's identifiers, without those of other people's models.
 LICENSES = """
@@ -30,21 +33,90 @@ other
 
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-"""Of a branch or tag."""
-NO_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
-"""Of these, what git does not take as a name (`git check-ref-format`), or takes for a commit."""
+"""A branch or tag."""
+INVALID_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
+"""A branch or tag that git does not accept (`git check-ref-format`), or takes for a commit."""
 COLLECTION = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*-[0-9a-f]+")
 FINGERPRINT = re.compile("[0-9a-f]{12}")
-"""Of a value that looks like a secret: see `secret_scan.fingerprint`."""
+"""A result of `secret_scan.fingerprint`."""
 ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
 MODEL_PAGE = re.compile(
     r"^https?://(?:huggingface\.co|hf\.co)/((?!(?:papers|datasets|spaces|collections|docs|blog)/)[^/?#]+/[^/?#]+)/?$"
 )
 """Address of a model on the Hub."""
+MAX_NAMED = 5
+"""Maximum number of folders listed in a message."""
 
-
-MOST_NAMED = 5
-"""Folders listed in a message."""
+_REPEATED = {"--allow_secret": FINGERPRINT, "--language": LANGUAGE}
+"""Flags of a list → the form of its values. They may follow one flag."""
+FLAGS = {
+    "Destination": {
+        "private": "Make the repository private. New ones are private in any case.",
+        "public": "Make the repository public after the push is verified.",
+        "revision": "Branch to push to, created if it does not exist. Default: main.",
+        "all_checkpoints": "Also publish each checkpoint, as a branch step-N.",
+        "create_pr": "Open a pull request, or add to your open one of the same --message. Needs no write access.",
+        "tag": "Tag of the commit, used by the card's code. Default: the step and a hash of the loaded files.",
+        "message": "First line of the commit message.",
+        "collection": "Collection to add the repository to: user/title-ID, the end of its address.",
+    },
+    "Model": {
+        "also_native": "Also publish the weights as transformers' GPT-2, without remote code, in REPO-native.",
+        "code_only": "Update code and card of a published model. Weights, settings and tokenizer must be equal.",
+        "tokenizer": "Tokenizer for weights that come without one: a folder or Hub id.",
+        "allow_worse_than_base": "Publish a model whose held-out loss is above that of its base.",
+        "allow_modified_code": "Publish model code that is not this package's or the run's. The card states it.",
+    },
+    "Card": {
+        "license": "License of the weights: apache-2.0, mit, cc-by-4.0, …, other. Default: none.",
+        "license_name": "Name of a license that the Hub does not list (with --license other).",
+        "license_link": "Address of its text (with --license other).",
+        "license_file": "License text, published as LICENSE. Default: written for apache-2.0 and mit, else linked.",
+        "language": "Codes of the model's languages: en, de, …",
+        "baseline": "Run to compare with: the card lists differences in settings and loss.",
+        "developers": "Authors of the model, each in quotes. Default: the account of REPO, or of --origin.",
+        "contact": "Where to ask about the model: an address, an account, a page.",
+        "origin": "Source of weights without a run: a Hub id or https://… Default: where they were downloaded.",
+        "publish_chat_questions": "Include questions from the run's chats with the model's answers: prompts taken from "
+        "the chats, and the first held-out questions.",
+    },
+    "Safety": {
+        "allow_secret": "Fingerprints of values that only look like secrets. The error prints them; tokens with a "
+        "provider's prefix (hf_…, sk-…) have none.",
+        "replace": "Replace a model that this command did not publish. Its state is tagged before-COMMIT; its weights, "
+        "settings, tokenizer, code, license and card are removed.",
+        "replace_card": "Overwrite a README.md that was edited on the Hub.",
+        "no_verify": "Compare checksums after the push, without loading the model from the Hub.",
+    },
+    "Output": {
+        "dry_run": "Stage and check everything without using the network.",
+        "output_dir": "Folder to stage in. Default: staged/ in the run folder; without a run, runs/NAME/staged.",
+        "json": "Print the content of published.json on stdout, and everything else on stderr.",
+    },
+}
+"""Section of the help → flag → help."""
+SWITCHES = (
+    *("private", "public", "all_checkpoints", "create_pr", "also_native", "code_only", "allow_worse_than_base"),
+    *("allow_modified_code", "publish_chat_questions", "replace", "replace_card", "no_verify", "dry_run", "json"),
+)
+KINDS: dict[str, dict[str, Any]] = {
+    **{name: {"action": "store_true"} for name in SWITCHES},
+    **{name: {"type": Path} for name in ("license_file", "baseline", "output_dir")},
+    **{name: {"action": "append"} for name in ("language", "allow_secret")},
+    "developers": {"nargs": "+"},
+}
+"""Flag → how it is parsed, if its value is not one string."""
+CONFLICTS = {
+    ("private", "public"): "choose one",
+    ("revision", "all_checkpoints"): "checkpoints have branches of their own",
+    ("revision", "create_pr"): "a pull request proposes a change of main",
+    ("all_checkpoints", "create_pr"): "a pull request proposes one model",
+    ("tag", "create_pr"): "tag the commit after the pull request is merged",
+    ("code_only", "all_checkpoints"): "it updates one published model",
+    ("code_only", "also_native"): "it updates one published model",
+    ("code_only", "replace"): "it keeps the published weights",
+}
+"""Pairs of flags that cannot be combined → the reason."""
 
 
 class AuthError(CommandError):
@@ -54,119 +126,78 @@ class AuthError(CommandError):
 
 
 def parse_arguments(words: list[str]) -> Namespace:
-    """The command line. Raises: UsageError for what does not go together, or is no license, tag or repository."""
+    """Parse the command line. Raises: UsageError for an invalid value, and for flags that cannot be combined."""
     parser = FlagParser(
         prog=command("push"),
-        description="Publish a model on the Hugging Face Hub: what is staged is checked as a stranger would use it, "
-        "goes there in one commit, and is loaded from there again. Nothing is sent before all checks here are passed. "
-        "A new repository is private. The token comes from HF_TOKEN or `hf auth login`.",
+        description="Publish a model on the Hugging Face Hub. It is staged, checked and loaded in an isolated process, "
+        "sent in one commit, and loaded again from the Hub. Nothing is sent before all local checks pass. New "
+        "repositories are private. The token comes from HF_TOKEN or `hf auth login`.",
     )
-    add = parser.add_argument
-    add("RUN", type=Path, help="A run folder (its kept model), one of its checkpoints, a model folder of ours, or the "
-        "reference series' model.json with model.safetensors and train.json, which is converted first.")  # fmt: skip
-    add("REPO", nargs="?", help="USER/REPO, made if it is not there. Not needed with --dry_run.")
-    visible = parser.add_mutually_exclusive_group()
-    visible.add_argument("--private", action="store_true", help="Hide the repository. New ones are hidden anyway.")
-    visible.add_argument("--public", action="store_true", help="Show it to everybody, once all is verified.")
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--revision", help="The branch to push to, made if it is not there. Unset: main.")
-    where.add_argument("--all_checkpoints", action="store_true", help="Each checkpoint too, as a branch step-N.")
-    where.add_argument("--create_pr", action="store_true", help="Open a pull request, or add to your "
-        "open one of the same title (--message). Needs no write access to REPO.")  # fmt: skip
-    add("--tag", help="Tag for the card's code to name. Unset: the step and a hash of all that is loaded.")
-    add("--message", help="First line of the commit.")
-    add("--baseline", type=Path, help="A run to tell the differences from, in settings and loss.")
-    add("--also_native", action="store_true", help="The same weights as transformers' own GPT-2, which needs no remote "
-        "code, in a second repository: REPO-native.")  # fmt: skip
-    add("--code_only", action="store_true", help="Of a published model: this checkout's code and a new card. Weights, "
-        "settings and tokenizer must be the run's own, and stay.")  # fmt: skip
-    add("--license", help="License of the weights, as the Hub spells it: apache-2.0, mit, cc-by-4.0, …, other. Unset: "
-        "none is named.")  # fmt: skip
-    add("--license_name", help="Identifier of a license that the Hub does not list (with --license other).")
-    add("--license_link", help="Address of its text (with --license other).")
-    add("--license_file", type=Path, help="Text of the license, published as LICENSE. Unset: written for apache-2.0, "
-        "and for mit if the copyright holder is known; others are linked if SPDX has a page of them.")  # fmt: skip
-    add("--developers", nargs="+", help="Who trained the model: people, groups, each in quotes. Unset: the account of "
-        "REPO for a run, that of --origin for weights without a run.")  # fmt: skip
-    add("--contact", help="Where to ask about the model: an address, an account, a page.")
-    add("--origin", help="Where weights without a run come from: a Hub id or https://… The card credits and links it. "
-        "Unset: the Hub repository that they were downloaded from, if that is known.")  # fmt: skip
-    add("--language", nargs="+", help="Codes of the languages it writes: en, de, …")
-    add("--collection", help="Slug of a collection to add it to, the end of its address: user/title-ID.")
-    add("--tokenizer", help="Of weights that have none beside them: a folder or Hub id.")
-    add("--allow_worse_than_base", action="store_true", help="Publish a model whose held-out loss is above that before "
-        "training.")  # fmt: skip
-    add("--allow_modified_code", action="store_true", help="Publish model code that is neither this package's nor the "
-        "code recorded in training. The card states it.")  # fmt: skip
-    add("--allow_secret", nargs="+", action="extend", help="Fingerprints of values that look like secrets "
-        "and are not. A refusal prints them; tokens with a provider's own form (hf_…, sk-…) have none.")  # fmt: skip
-    add("--publish_chat_questions", action="store_true", help="Publish questions of the run's chats, with the "
-        "model's answers: prompts that were taken from them because none were given, and the first held-out questions. "
-        "Unset: they are left out.")  # fmt: skip
-    add("--replace", action="store_true", help="Replace a model that was not published by this command: the branch's "
-        "state is tagged before-COMMIT, then one commit removes that model's files (weights, settings, tokenizer, "
-        "code, license) and its card, and lists those that it keeps. Unset: it is refused.")  # fmt: skip
-    add("--replace_card", action="store_true", help="Write over a README.md that was edited on the Hub.")
-    add("--dry_run", action="store_true", help="Do everything up to the network, which is not touched.")
-    add(
-        "--output_dir",
-        type=Path,
-        help="Where to stage. Unset: staged/ in the run folder; of what is no run, runs/NAME/staged.",
-    )
-    add("--no_verify", action="store_true", help="Do not load it from the Hub again; compare checksums alone.")
-    add("--json", action="store_true", help="Print what published.json says, and all else on stderr.")
-    (args,) = parser.fill(words)
+    what = "A run folder (its kept model), one of its checkpoints, a model folder, or one of the reference series."
+    parser.add_argument("RUN", type=Path, help=what)
+    parser.add_argument("REPO", nargs="?", help="USER/REPO, created if it does not exist. Optional with --dry_run.")
+    for title, flags in FLAGS.items():
+        group = parser.add_argument_group(title)
+        for name, help in flags.items():
+            group.add_argument(f"--{name}", help=help, **KINDS.get(name, {}))
+    (args,) = parser.fill(repeat_flags(words))
     args.words = words
-    if args.REPO is None and not args.dry_run:
-        raise UsageError("where to? Name the repository, USER/REPO, or look at what would be published with --dry_run.")
+    for (first, second), reason in CONFLICTS.items():
+        if getattr(args, first) and getattr(args, second):
+            raise UsageError(f"--{first} cannot be combined with --{second}: {reason}.")
+    check_names(args)
+    check_license(args)
+    check_credit(args)
+    return args
+
+
+def repeat_flags(words: list[str]) -> list[str]:
+    """Write the flag again before each further value of a list, so that it does not take RUN and REPO for values."""
+    result, flag = [], ""
+    for word in words:
+        if word in _REPEATED:
+            flag = word
+        elif flag and result[-1] != flag:
+            flag = flag if _REPEATED[flag].fullmatch(word) else ""
+            result += [flag] if flag else []
+        result.append(word)
+    return result
+
+
+def check_names(args: Namespace) -> None:
+    """Raise: UsageError for an invalid repository, tag, branch, collection, language or fingerprint."""
     if args.REPO is not None:
         check_repo_id(args.REPO)
     for name in ("tag", "revision"):
         value = getattr(args, name)
         if value is not None and not NAME.fullmatch(value):
             raise UsageError(f"--{name} {value}: use letters, digits, dots, dashes and underscores.")
-        if value is not None and NO_NAME.fullmatch(value):
+        if value is not None and INVALID_NAME.fullmatch(value):
             raise UsageError(
-                f"--{name} {value} is not a name that git accepts: no .. in it, no dot or .lock at its end, not HEAD, "
-                "not 40 hexadecimal digits."
+                f"--{name} {value} is not a name that git accepts. Avoid .., a final dot or .lock, HEAD, and 40 "
+                "hexadecimal digits."
             )
     if args.tag is not None and args.tag in ("main", args.revision):
-        raise UsageError(f"--tag {args.tag} is the name of a branch. Name another.")
-    if args.tag and args.create_pr:
-        raise UsageError("--tag marks what is published, and a pull request is not yet: tag it when it is merged.")
-    if args.code_only and (args.all_checkpoints or args.also_native):
-        raise UsageError("--code_only updates one published model: leave --all_checkpoints and --also_native out.")
-    if args.code_only and args.replace:
-        raise UsageError("--code_only keeps all weights, and --replace removes those of another model. Use one.")
+        raise UsageError(f"--tag {args.tag} is the name of a branch. Use another.")
     if args.collection is not None and not COLLECTION.fullmatch(args.collection):
         raise UsageError(
-            f"--collection {args.collection} is not the slug of a collection. Give the end of its address: "
-            "user/title-0123456789abcdef01234567."
+            f"--collection {args.collection} is not the slug of a collection, such as user/title-0123abcd."
         )
     for code in args.language or []:
         if not LANGUAGE.fullmatch(code):
             raise UsageError(f"--language {code} is not a language code. Write en for English, de for German, …")
-    if args.license is not None and args.license not in LICENSES:
-        near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
-        hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
-        raise UsageError(f"--license {args.license} is not a license of the Hub. {hint}")
     for value in args.allow_secret or []:
         if not FINGERPRINT.fullmatch(value):
             raise UsageError(
                 f"--allow_secret has a value of {len(value)} characters that is not a fingerprint. Give the 12 "
-                "hexadecimal digits, in lower case, that the refusal prints."
+                "lower-case hexadecimal digits that the error prints."
             )
-    check_license(args)
-    check_credit(args)
-    return args
 
 
 def check_credit(args: Namespace) -> None:
-    """Raise: UsageError for people, a contact or an origin that a card or a citation cannot name."""
-    for name, values in (
-        ("developers", args.developers or []),
-        ("contact", [args.contact] * (args.contact is not None)),
-    ):
+    """Raise: UsageError for authors, a contact or an origin that a card or a citation cannot name."""
+    contact = [] if args.contact is None else [args.contact]
+    for name, values in (("developers", args.developers or []), ("contact", contact)):
         for value in values:
             if not value.strip() or not value.isprintable() or set("`{}\\") & set(value):
                 raise UsageError(f"--{name} {value!r}: use one line of text without backquotes, braces or backslashes.")
@@ -194,25 +225,25 @@ def is_repo_id(value: str) -> bool:
 
 
 def check_license(args: Namespace) -> None:
-    """Raise: UsageError for a license whose name, link or text is missing, invalid, or not asked for."""
+    """Raise: UsageError for an unknown license, and a name, link or text that is missing, invalid, or not asked for."""
     name, link, file = args.license_name, args.license_link, args.license_file
-    if args.license == "other":
-        if name is None or (link is None and file is None):
-            raise UsageError("--license other needs --license_name, and --license_link or --license_file.")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
-            raise UsageError(f"--license_name {name}: use lower-case letters, digits, dots, dashes and underscores.")
-        if link is not None:
-            check_address("license_link", link)
-            if not ADDRESS.fullmatch(link):
-                raise UsageError(
-                    f"--license_link {link} is not an address. Write https://…, or name a file with its text: "
-                    f"--license_file {link}."
-                )
-    elif name is not None or link is not None:
+    if args.license is None and file is not None:
+        raise UsageError("--license_file needs --license: name the license of that text, such as --license mit.")
+    if args.license is not None and args.license not in LICENSES:
+        near = difflib.get_close_matches(args.license.lower(), LICENSES, 1)
+        hint = f"Did you mean {near[0]}?" if near else "Some it has: apache-2.0, mit, cc-by-4.0, cc-by-sa-4.0."
+        raise UsageError(f"--license {args.license} is not a license of the Hub. {hint}")
+    if args.license != "other" and (name, link) != (None, None):
         raise UsageError("--license_name and --license_link describe --license other. Add it, or leave them out.")
+    if args.license == "other" and (name is None or (link is None and file is None)):
+        raise UsageError("--license other needs --license_name, and --license_link or --license_file.")
+    if name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
+        raise UsageError(f"--license_name {name}: use lower-case letters, digits, dots, dashes and underscores.")
+    if link is not None:
+        check_address("license_link", link)
+        if not ADDRESS.fullmatch(link):
+            raise UsageError(f"--license_link {link} is not an address. Write https://…, or use --license_file {link}.")
     if file is not None:
-        if args.license is None:
-            raise UsageError("--license_file has the text of a license that is not named. Add --license.")
         try:
             text = file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -232,34 +263,42 @@ def check_repo_id(repo_id: str) -> None:
         raise UsageError(f"{repo_id} lacks the account it belongs to. Write USER/{repo_id}.")
 
 
+def check_paths(args: Namespace) -> None:
+    """Raise: UsageError for a missing model, repository or baseline, and a folder that cannot be written."""
+    check_source(args.RUN)
+    if args.REPO is None and not args.dry_run:
+        raise UsageError("no repository is named. Add USER/REPO, or --dry_run to see what would be published.")
+    if args.baseline is not None and not RunFolder(args.baseline).resolved.is_file():
+        raise UsageError(f"--baseline {args.baseline} is not a run folder. Name one, such as runs/tiny.")
+    if args.output_dir is not None:
+        check_writable("--output_dir", args.output_dir)
+
+
 def check_source(name: Path) -> None:
     """Raise: UsageError if a path is not a folder, or is one that contains runs, checkpoints or prepared text."""
     path = name.expanduser()
     if not path.exists():
         raise UsageError(f"{name} does not exist. Name a run folder, such as runs/tiny, or one of its checkpoints.")
     if path.is_file():
-        raise UsageError(f"{name} is a file. Name the folder it lies in: a model is more than its weights.")
+        raise UsageError(f"{name} is a file. Name its folder: a model is more than its weights.")
     if any((path / marker).exists() for marker in ("config.json", "model.json", "resolved.json")):
         return
     if (path / "meta.json").is_file():
         raise UsageError(f"{name} is a prepared data set, not a model. Name the run that was trained on it.")
     for what, marker in (("run", "resolved.json"), ("checkpoint", "trainer_state.json"), ("data set", "meta.json")):
         if inside := sorted(name / found.parent.name for found in path.glob(f"*/{marker}")):
-            few = ", ".join(map(str, inside[:MOST_NAMED])) + (" …" if len(inside) > MOST_NAMED else "")
+            few = ", ".join(map(str, inside[:MAX_NAMED])) + (" …" if len(inside) > MAX_NAMED else "")
             advice = "Name a run." if what == "data set" else "Name one of them."
             raise UsageError(f"{name} is not a model; it contains {counted(len(inside), what)}: {few}. {advice}")
 
 
 def token_in_use() -> str:
-    """Return the token to push with. The network is not touched.
-
-    Raises: UsageError where the Hub is switched off, AuthError for a missing or unreadable token.
-    """
+    """Return the token to push with. Raises: UsageError if HF_HUB_OFFLINE is set, AuthError for a missing token."""
     if constants.HF_HUB_OFFLINE:
         raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.")
     token = stored_token()
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise AuthError("the token in use has characters that tokens do not have. Check HF_TOKEN: hf_ and letters.")
+        raise AuthError("the token in use contains invalid characters. Check HF_TOKEN: hf_ and letters.")
     if token is None:
         raise AuthError("no token for the Hub. Log in once with `hf auth login`, or set HF_TOKEN.")
     return token

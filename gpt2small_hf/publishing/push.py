@@ -27,7 +27,7 @@ from gpt2small_hf.publishing.push_plan import (
 from gpt2small_hf.publishing.push_send import check_repository, finish_push, push_folder
 from gpt2small_hf.publishing.push_stage import check_isolated, stage_for_push
 from gpt2small_hf.publishing.result_facts import MAX_SAMPLES, held_out_answers, loss_rise
-from gpt2small_hf.publishing.secret_scan import allow_secrets, check_flag_value, has_secret
+from gpt2small_hf.publishing.secret_scan import allow_secrets, allowed_secrets, check_flag_value, has_secret
 from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.report.tables import one_line
 from gpt2small_hf.runs.files import exclusive_writer
@@ -94,6 +94,8 @@ def publish_plans(args: Namespace, plans: list[PushPlan], before: dict[str, Any]
     """Stage, check and send. Returns and raises: as `publish`."""
     for plan in plans:
         stage_for_push(args, plan)
+    if unused := sorted({*(args.allow_secret or [])} - {*allowed_secrets()}):
+        print_step("unused", f"--allow_secret {' '.join(unused)}: no file contains such a value")
     check_isolated(plans)
     print()
     if args.dry_run:

@@ -379,14 +379,16 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("runs/short", "where to? Name the repository, USER/REPO, or look at what would be published with --dry_run."),
         ("runs/short tiny", "tiny lacks the account it belongs to. Write USER/tiny."),
         ("runs/short you/ti--ny", "you/ti--ny is not a repository name: "),
-        ("runs/short you/tiny --private --public", "--public: not allowed with argument --private"),
-        ("runs/short you/tiny --revision next --all_checkpoints", "not allowed with argument --revision"),
-        ("runs/short you/tiny --create_pr --revision next", "not allowed with argument --create_pr"),
-        ("runs/short you/tiny --tag main", "--tag main is the name of a branch. Name another."),
-        ("runs/short you/tiny --tag next --revision next", "--tag next is the name of a branch. Name another."),
+        ("runs/short you/tiny --private --public", "--private cannot be combined with --public: choose one."),
+        (
+            "runs/short you/tiny --revision next --all_checkpoints",
+            "--revision cannot be combined with --all_checkpoints: ",
+        ),
+        ("runs/short you/tiny --create_pr --revision next", "--revision cannot be combined with --create_pr: "),
+        ("runs/short you/tiny --tag main", "--tag main is the name of a branch. Use another."),
+        ("runs/short you/tiny --tag next --revision next", "--tag next is the name of a branch. Use another."),
         ("runs/short you/tiny --tag v1/2", "--tag v1/2: use letters, digits, dots, dashes and underscores."),
         ("runs/short you/tiny --revision refs/pr/1", "--revision refs/pr/1: use letters, digits, dots, dashes"),
         ("runs/short you/tiny --revision a..b", "--revision a..b is not a name that git accepts"),
@@ -397,10 +399,16 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --collection foo", "--collection foo is not the slug of a collection"),
         ("runs/short you/tiny --collection you/foo", "--collection you/foo is not the slug of a collection"),
         ("runs/short you/tiny --collection https://hf.co/collections/you/a-0", "is not the slug of a collection"),
-        ("runs/short you/tiny --tag v1 --create_pr", "--tag marks what is published, and a pull request is not yet"),
-        ("runs/short you/tiny --code_only --all_checkpoints", "--code_only updates one published model"),
-        ("runs/short you/tiny --code_only --also_native", "--code_only updates one published model"),
-        ("runs/short you/tiny --code_only --replace", "--code_only keeps all weights, and --replace removes those of"),
+        ("runs/short you/tiny --tag v1 --create_pr", "--tag cannot be combined with --create_pr: tag the commit"),
+        (
+            "runs/short you/tiny --code_only --all_checkpoints",
+            "--code_only cannot be combined with --all_checkpoints: ",
+        ),
+        (
+            "runs/short you/tiny --code_only --also_native",
+            "--code_only cannot be combined with --also_native: it updates",
+        ),
+        ("runs/short you/tiny --code_only --replace", "--code_only cannot be combined with --replace: it keeps the"),
         (
             "runs/short you/tiny --license apache",
             "--license apache is not a license of the Hub. Did you mean apache-2.0?",
@@ -414,14 +422,14 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ),
         (
             "runs/short you/tiny --license other --license_name a --license_link a.b",
-            "--license_link a.b is not an address. Write https://…, or name a file with its text: --license_file a.b.",
+            "--license_link a.b is not an address. Write https://…, or use --license_file a.b.",
         ),
         ("runs/short you/tiny --license mit --license_name a", "describe --license other. Add it, or leave them out."),
         ("runs/short you/tiny --license mit --license_file gone", "--license_file gone cannot be read (No such file"),
-        ("runs/short you/tiny --license_file gone", "a license that is not named. Add --license."),
+        ("runs/short you/tiny --license_file gone", "--license_file needs --license: name the license of that text"),
         (
             "runs/short you/tiny --allow_secret hunter22",
-            "--allow_secret has a value of 8 characters that is not a fingerprint. Give the 12 hexadecimal digits",
+            "--allow_secret has a value of 8 characters that is not a fingerprint.",
         ),
         ("runs/short you/tiny --developers a{b", "--developers 'a{b': use one line of text without"),
         ("runs/short you/tiny --contact https://ada:pw@host", "--contact: the card is public, so leave user, password"),
@@ -443,6 +451,13 @@ def test_what_does_not_go_together_on_the_command_line_is_refused_in_one_line(wo
         parse_arguments(words.split())
     assert said in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_values_of_a_list_end_where_they_have_another_form():
+    secrets = ["0123456789ab", "0123456789ac"]
+    args = parse_arguments(["--allow_secret", *secrets, "--language", "en", "de", "runs/short", "you/tiny"])
+    assert (str(args.RUN), args.REPO) == ("runs/short", "you/tiny")
+    assert (args.allow_secret, args.language) == (secrets, ["en", "de"])
 
 
 @pytest.mark.parametrize(
@@ -496,9 +511,10 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
         *QUICK,
         *("--revision", "next", "--tag", "v1", "--message", "A first try", "--license", "apache-2.0"),
         *("--language", "en", "de", "--baseline", "runs/baseline", "--collection", slug, "--output_dir", "out/here"),
-        *("--allow_secret", allowed),
+        *("--allow_secret", allowed, "0" * 12),
     )
     assert done.status == 0, done.err
+    assert f"unused    --allow_secret {'0' * 12}: no file contains such a value\n" in done.out
     repo, there = hub.repos[REPO], published(hub, revision="next")
     assert there == {**contents(run.root.parents[1] / "out" / "here"), "fox.png": b"a picture\0"}
     assert (there.keys() - OF_A_RUN, OF_A_RUN - there.keys()) == ({"LICENSE", "fox.png"}, {"LICENSE-CODE"})

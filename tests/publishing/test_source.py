@@ -319,9 +319,7 @@ def test_a_name_that_does_not_exist_is_refused_with_one_that_might(run):
 
 
 def test_a_file_is_refused_with_the_reason(run):
-    with pytest.raises(
-        UsageError, match=r"^runs/short/model/model\.safetensors is a file\. Name the folder it lies in"
-    ):
+    with pytest.raises(UsageError, match=r"^runs/short/model/model\.safetensors is a file\. Name its folder"):
         find_source(run.model / "model.safetensors")
 
 
