@@ -40,7 +40,7 @@ def find_base(source: PushSource, publication: Publication) -> Base:
     assert told is not None  # adapters have one
     path = Path(told.init_from)
     if record := published_base(path, told.sha256, publication):
-        return Base(record["repo_id"], record["commit"], _same(path, told.sha256))
+        return Base(record.repo_id, record.commit, _same(path, told.sha256))
     if told.of_hub and told.init_from not in publication.private:
         try:
             found = Path(snapshot_download(told.init_from, local_files_only=True))

@@ -8,8 +8,9 @@ from typing import Any
 
 from gpt2small_hf.publishing.privacy import hub_dataset, hub_ids, is_hub_id, is_of_hub
 from gpt2small_hf.publishing.publication import Publication
+from gpt2small_hf.publishing.published import PublishedCommit, read_published
 from gpt2small_hf.publishing.source import PushSource
-from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.files import sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import DataSource, Resolved
@@ -131,7 +132,7 @@ def base_facts(run: Run | None, publication: Publication) -> BaseFacts | None:
     base = run.resolved.base
     path = Path(base.init_from)
     if record := published_base(path, base.sha256, publication):
-        return BaseFacts(record["repo_id"], record["repo_id"])
+        return BaseFacts(record.repo_id, record.repo_id)
     name = path.parent.name if path.name == "model" else path.name
     if not (is_of_hub(base.init_from, base.of_hub) and HUB_ID.fullmatch(base.init_from)):
         return BaseFacts(name, None)
@@ -139,20 +140,18 @@ def base_facts(run: Run | None, publication: Publication) -> BaseFacts | None:
     return BaseFacts(name, None, is_private) if is_private else BaseFacts(base.init_from, base.init_from)
 
 
-def published_base(path: Path, digest: str, publication: Publication) -> dict[str, Any] | None:
+def published_base(path: Path, digest: str, publication: Publication) -> PublishedCommit | None:
     """Return the record of the repository with the weights of a base: from its run, or from `runs/NAME`."""
     places = (path, path.parent, Path("runs") / path.name)
     return next(filter(None, (_published_record(RunFolder(place), digest, publication) for place in places)), None)
 
 
-def _published_record(run: RunFolder, digest: str, publication: Publication) -> dict[str, Any] | None:
+def _published_record(run: RunFolder, digest: str, publication: Publication) -> PublishedCommit | None:
     """Return the record in `published.json` of the public, verified repository with the weights of this SHA-256."""
-    if not run.published.is_file():
-        return None
-    for record in [found := read_json(run.published), *found.get("others", [])]:
-        is_same = any(file["sha256"] == digest for file in record.get("files", {}).values())
-        is_usable = record.get("verified") and not record.get("pull_request") and not record.get("native")
-        if is_same and is_usable and record["repo_id"] not in (publication.repo_id, *publication.private):
+    for record in read_published(run.published):
+        is_same = any(file["sha256"] == digest for file in record.files.values())
+        is_usable = record.verified and not record.pull_request and not record.native
+        if is_same and is_usable and record.repo_id not in (publication.repo_id, *publication.private):
             return record
     return None
 
@@ -164,7 +163,7 @@ def baseline_repository(publication: Publication) -> str | None:
     folder = publication.baseline.folder
     weights = folder.model.glob("*.safetensors") if folder.published.is_file() else ()
     records = [_published_record(folder, sha256(path), publication) for path in weights]
-    return records[0]["repo_id"] if records and all(records) and records[0] else None
+    return records[0].repo_id if records and all(records) and records[0] else None
 
 
 def converted_facts(source: PushSource, private: frozenset[str] = frozenset()) -> ConvertedFacts | None:

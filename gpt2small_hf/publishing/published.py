@@ -2,48 +2,75 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json
+from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Json, Part
 
 
-def read_published(path: Path) -> dict[str, Any]:
-    """Return the record of a run's publications, empty if there is none. Raises: UsageError for a broken record."""
+@dataclass(frozen=True, kw_only=True)
+class PublishedCommit(Part):
+    """A commit of a staged folder, and how it was checked."""
+
+    repo_id: str
+    revision: str = "main"
+    native: bool = False
+    """Whether it is transformers' own GPT-2."""
+    tag: str | None = None
+    files: dict[str, Json] = field(default_factory=dict[str, Json])
+    """Size and SHA-256 of each."""
+    allowed_secrets: list[str] = field(default_factory=list[str])
+    logit_difference: float | None = None
+    """Of the staged model and the run's."""
+    checked_with: dict[str, str] = field(default_factory=dict[str, str])
+    twin: str | None = None
+    """The repository of the same weights in the other form, and the branches of checkpoints, which its card names."""
+    branches: list[Json] = field(default_factory=list[Json])
+    url: str | None = None
+    commit: str
+    pull_request: str | None = None
+    verified: Json | None = None
+    """What was compared with the Hub; None before that."""
+    replaced: dict[str, str] = field(default_factory=dict[str, str])
+    """Tags of the former states that `--replace` kept → their commits."""
+    made_by: Json | None = None
+
+    @property
+    def is_main_model(self) -> bool:
+        """Whether it is what users load who name the repository alone, and not a native twin."""
+        return self.revision == "main" and not self.native and not self.pull_request
+
+
+def read_published(path: Path) -> list[PublishedCommit]:
+    """Read the records of a run's publications, none if there is no file. Raises: UsageError for a broken file."""
+    if not path.is_file():
+        return []
     try:
-        found = read_json(path) if path.is_file() else {}
+        first = read_json(path)
+        others = first.pop("others", []) if isinstance(first, dict) else []
+        return [PublishedCommit.from_json(record, f"{path}:") for record in (first, *others)]
     except UsageError:
-        found = None
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} is broken. Delete it: it only remembers where this run was published.")
-    return found
+        raise UsageError(f"{path} is broken. Delete it: it only records where this run was published.") from None
 
 
-def all_records(published: dict[str, Any]) -> list[dict[str, Any]]:
-    """List all records of `published.json`."""
-    return [published, *published.get("others", [])] if published else []
+def find_record(records: list[PublishedCommit], repo_id: str) -> PublishedCommit | None:
+    """Return the record of a repository's main branch."""
+    of_main = (one for one in records if (one.repo_id, one.revision) == (repo_id, "main") and not one.pull_request)
+    return next(of_main, None)
 
 
-def find_record(published: dict[str, Any], repo_id: str, revision: str = "main") -> dict[str, Any]:
-    """Return the record of one repository and branch, empty if there is none."""
-    for record in all_records(published):
-        if (record.get("repo_id"), record.get("revision")) == (repo_id, revision) and not record.get("pull_request"):
-            return record
-    return {}
+def published_json(records: list[PublishedCommit]) -> Json:
+    """Return `published.json`: the newest record of each repository and branch, the model itself first.
 
-
-def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Keep the newest record of each repository and branch, the model itself first, the rest as its `others`."""
-    latest: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for record in filter(None, records):
-        key = (record["repo_id"], record["revision"], record["pull_request"])
-        latest.setdefault(key, {name: value for name, value in record.items() if name != "others"})
+    Args:
+        records: newest first.
+    """
+    latest: dict[tuple[str, str, str | None], PublishedCommit] = {}
+    for record in records:
+        latest.setdefault((record.repo_id, record.revision, record.pull_request), record)
     found = list(latest.values())
-    first = next((record for record in found if is_main_model(record)), found[0])
-    return {**first, "others": [record for record in found if record is not first]}
-
-
-def is_main_model(record: dict[str, Any]) -> bool:
-    """Whether the record is of what users load who name the repository alone, and not of a native twin."""
-    return record["revision"] == "main" and not record["native"] and not record["pull_request"]
+    first = next((record for record in found if record.is_main_model), found[0])
+    others = [record.to_json() for record in found if record is not first]
+    return {**first.to_json(), "schema_version": SCHEMA_VERSION, "others": others}

@@ -17,7 +17,7 @@ from gpt2small_hf.publishing.arguments import known_token
 from gpt2small_hf.publishing.hub import Hub, is_visible
 from gpt2small_hf.publishing.lineage_facts import linked_repositories
 from gpt2small_hf.publishing.privacy import chat_questions
-from gpt2small_hf.publishing.published import read_published
+from gpt2small_hf.publishing.published import PublishedCommit, read_published
 from gpt2small_hf.publishing.push_plan import (
     PushPlan,
     plan_push,
@@ -90,7 +90,7 @@ def check_and_publish(args: Namespace) -> dict[str, Any]:
         return publish_plans(args, plans, before)
 
 
-def publish_plans(args: Namespace, plans: list[PushPlan], before: dict[str, Any]) -> dict[str, Any]:
+def publish_plans(args: Namespace, plans: list[PushPlan], before: list[PublishedCommit]) -> dict[str, Any]:
     """Stage, check and send. Returns and raises: as `publish`."""
     for plan in plans:
         stage_for_push(args, plan)

@@ -13,7 +13,7 @@ from gpt2small_hf.formatting import byte_size
 from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
-from gpt2small_hf.publishing.published import find_record
+from gpt2small_hf.publishing.published import PublishedCommit, find_record
 from gpt2small_hf.publishing.result_facts import loss_at_step
 from gpt2small_hf.publishing.secret_scan import allowed_secrets
 from gpt2small_hf.publishing.source import PushSource, checkpoints
@@ -53,7 +53,7 @@ class PushPlan:
         return byte_size(sum(file["size"] for file in self.files.values()))
 
 
-def plan_push(args: Namespace, source: PushSource, before: dict[str, Any]) -> list[PushPlan]:
+def plan_push(args: Namespace, source: PushSource, before: list[PublishedCommit]) -> list[PushPlan]:
     """Plan what is published where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
     staged = args.output_dir or (
         sibling_folder(source.run_folder.staged, "adapter") if source.adapter else source.run_folder.staged
@@ -73,8 +73,8 @@ def plan_push(args: Namespace, source: PushSource, before: dict[str, Any]) -> li
         license=args.license and License(args.license, args.license_name, args.license_link, args.license_file),
         languages=args.language or [],
         baseline=baseline,
-        twin=native if args.also_native else again.get("twin"),
-        branches=again.get("branches", []),
+        twin=native if args.also_native else again.twin if again else None,
+        branches=again.branches if again else [],
         questions=args.publish_chat_questions,
         developers=args.developers or [],
         contact=args.contact,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ from gpt2small_hf.publishing.facts import example_prompts
 from gpt2small_hf.publishing.hub import Hub, RepositoryState
 from gpt2small_hf.publishing.hub_errors import VerifyError
 from gpt2small_hf.publishing.privacy import scrub
-from gpt2small_hf.publishing.published import all_records, merge_records, read_published
+from gpt2small_hf.publishing.published import PublishedCommit, published_json, read_published
 from gpt2small_hf.publishing.push_plan import (
     PushPlan,
     card_links,
@@ -38,7 +39,7 @@ from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.provenance import made_by
 
 
-def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: dict[str, Any]) -> RepositoryState:
+def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: list[PublishedCommit]) -> RepositoryState:
     """Read the repository's state and check what a push would change. Raises: UsageError, AuthError, UploadError."""
     remote = hub.repository_state(
         plan.repo_id,
@@ -48,7 +49,7 @@ def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: dict[str
     )
     if remote.pull_request:
         print_step("adds to", f"{remote.pull_request}, your open pull request of this title")
-    published = [record["files"] for record in all_records(before) if record["repo_id"] == plan.repo_id]
+    published = [record.files for record in before if record.repo_id == plan.repo_id]
     remote.other_model = find_other_model(hub, remote, published)
     replaces = args.replace and remote.other_model is not None
     if not args.create_pr:
@@ -71,7 +72,7 @@ def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: dict[str
     return remote
 
 
-def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositoryState) -> dict[str, Any]:
+def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositoryState) -> PublishedCommit:
     """Push a staged folder, load it from the Hub and tag it. Returns: its record. Raises: as `Hub`, and VerifyError."""
     hub.create_missing(remote)
     if args.private and remote.private is False:  # before anything new is in it
@@ -94,17 +95,17 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
     print_step(
         "sent", f"{plan.repo_id}, {pushed.pull_request or plan.revision}, commit {pushed.commit[:12]}: {pushed.summary}"
     )
-    record = {
+    record = PublishedCommit(
         **plan_record(plan),
-        "url": remote.url(),
-        "commit": pushed.commit,
-        "pull_request": pushed.pull_request,
-        "verified": None,
-        "replaced": remote.replaced,
-    }
+        **card_links(plan),
+        url=remote.url(),
+        commit=pushed.commit,
+        pull_request=pushed.pull_request,
+        replaced=remote.replaced,
+    )
     path = plan.source.run_folder.published  # what is there now, whatever comes next
-    write_json(path, merge_records([{**record, **card_links(plan)}, *all_records(read_published(path))]))
-    record["verified"] = verify_published(hub, args, plan, pushed.commit)
+    write_json(path, published_json([record, *read_published(path)]))
+    record = replace(record, verified=verify_published(hub, args, plan, pushed.commit))
     if plan.tag:
         if existing := remote.tags.get(plan.tag):  # of the same model: `check_tag`
             print_step("tagged", f"{plan.tag} already exists at commit {existing[:12]}")
@@ -143,7 +144,7 @@ def verify_published(hub: Hub, args: Namespace, plan: PushPlan, commit: str) -> 
 
 
 def finish_push(
-    hub: Hub, args: Namespace, plans: list[PushPlan], records: list[dict[str, Any]], before: dict[str, Any]
+    hub: Hub, args: Namespace, plans: list[PushPlan], records: list[PublishedCommit], before: list[PublishedCommit]
 ) -> dict[str, Any]:
     """Make the repositories public, add them to a collection and record what was published. Returns: the record."""
     repositories = dict.fromkeys(plan.repo_id for plan in plans)
@@ -155,19 +156,20 @@ def finish_push(
             hub.add_to_collection(args.collection, repo_id)
             print_step("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
-    record = {**records[0], "made_by": scrub(made_by().to_json(), repositories)}
+    records = [replace(records[0], made_by=scrub(made_by().to_json(), repositories)), *records[1:]]
     path = first.source.run_folder.published
-    write_json(path, merge_records([{**record, **card_links(first)}, *records[1:], *all_records(before)]))
-    done = "proposed to" if record["pull_request"] else "published"
-    commits = {told["url"]: told["commit"][:12] for told in reversed(records)}
+    write_json(path, published_json([*records, *before]))
+    pull_request = records[0].pull_request
+    done = "proposed to" if pull_request else "published"
+    commits = {record.url: record.commit[:12] for record in reversed(records)}
     print(f"\n{done} {', '.join(f'{url} at commit {commit}' for url, commit in reversed(commits.items()))}")
     if args.license is None:
         print("the weights have no license, so nobody may reuse them: name one, such as --license apache-2.0")
     print(f"wrote {path}")
-    if record["pull_request"]:
-        print(f"next: review and merge {record['pull_request']}")
+    if pull_request:
+        print(f"next: review and merge {pull_request}")
     elif not first.is_adapter:
         context = read_json(first.folder / "config.json")["max_position_embeddings"]
         question = [example_prompts(first.folder, context).prompt] if first.source.run else []
         print(f"next: {example_command('use_from_hub.py', first.repo_id, *question)}")
-    return {**record, **card_links(first), "others": records[1:]}
+    return published_json(records)

@@ -1157,7 +1157,7 @@ def with_base(tiny_run, chat_run, tmp_path, monkeypatch) -> RunFolder:
 
 def publish(run: Path, digest: str, **more: Any) -> None:
     file = {"size": 1, "sha256": digest}
-    told = {"repo_id": "you/base-model", "pull_request": None, "verified": {"checksums": 1}}
+    told = {"repo_id": "you/base-model", "commit": "0" * 40, "pull_request": None, "verified": {"checksums": 1}}
     write_json(run / "published.json", {**told, "files": {"model.safetensors": file}, **more})
 
 
