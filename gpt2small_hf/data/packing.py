@@ -16,16 +16,6 @@ BUFFER_DOCUMENTS = 1024
 PACK_CROPPED_VERSION = 1  # goes up when `pack_cropped` would give other rows
 
 
-def count_rows(n_tokens: int, seq_len: int) -> int:
-    """Rows cut from a stream of `n_tokens`. The last partial row is dropped."""
-    return n_tokens // seq_len
-
-
-def row_span(row: int, seq_len: int) -> tuple[int, int]:
-    """Where row number `row` starts and ends in the stream."""
-    return row * seq_len, (row + 1) * seq_len
-
-
 def restarting_positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
     """Return positions that restart at 0 at each `eos_id`, the first token of the document after it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,8 @@ from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.corpus.shards import OFFSET
 from gpt2small_hf.data.packing import (
     PACK_CROPPED_VERSION,
-    count_rows,
     pack_cropped,
     restarting_positions,
-    row_span,
 )
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.errors import UsageError
@@ -30,15 +29,6 @@ from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import DataFolder
 
 BLOCK = 4_000_000
-
-
-def collate(rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-    """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
-
-    `position_ids` are there if the rows have them; `labels` are those of rows that have their own.
-    """
-    batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-    return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
 
 
 class TextDataset(RowDataset):
@@ -111,46 +101,43 @@ class TextDataset(RowDataset):
         folder = Path(folder)
         meta = read_meta(folder)
         check_complete(folder, meta)
-        self.tokenizer_dir = DataFolder(folder).tokenizer
+        self.folder, self.split = DataFolder(folder), split
+        self.tokenizer_dir = self.folder.tokenizer
         if split not in meta["splits"]:
             raise UsageError(
                 f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
                 "Prepare it with --validation_fraction above 0 or with --validation_text."
             )
-        counts = meta["splits"][split]
+        self.counts = counts = meta["splits"][split]
         self.seq_len = seq_len
         self.packing = packing
         self.eos_id: int = meta["tokenizer"]["eos_token_id"]
         self.n_tokens: int = counts["tokens"]
-        self._largest_id: int = counts["max_id"]
         self.paths = [folder / name for name in counts["files"]]
         self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
-        self.n_rows = count_rows(self.n_tokens, seq_len)
+        self.n_rows = self.n_tokens // seq_len
         if not self.n_rows:
             raise UsageError(
                 f"the {split} split of {folder} has {self.n_tokens:,} tokens, less than one row of {seq_len:,}. "
                 f"Lower --seq_len to {self.n_tokens:,} or less, or prepare more text."
             )
-        self.index: np.ndarray | None = None
-        if packing == "bos_bestfit":
-            self.documents_path = DataFolder(folder).documents(split)
-            self.index_path = DataFolder(folder).rows(split, packing, seq_len)
-            self.index = open_index(self.index_path, open_documents(self.documents_path, counts), seq_len)
+        self.open()
+        if self.index is not None:
             self.n_rows = int(self.index[0]) - 1
         # Independent of `max_rows`; a last partial row counts as left out.
         self.cropped_share = 1 - self.n_rows * seq_len / self.n_tokens
         if max_rows is not None:
             self.n_rows = min(self.n_rows, max_rows)
-        self.open()
 
     def open(self) -> None:
         """Map the files; again in every worker process, because only paths can be pickled."""
         self.shards = [np.memmap(path, self.dtype, "r") for path in self.paths]
         self.first_tokens = np.cumsum([0, *map(len, self.shards)])
+        self.index: np.ndarray | None = None
         if self.packing == "bos_bestfit":
-            self.documents = np.memmap(self.documents_path, OFFSET, "r")
-            if self.index is None:
-                self.index = np.load(self.index_path, mmap_mode="r")[:-1]
+            self.documents = open_documents(self.folder.documents(self.split), self.counts)
+            index_path = self.folder.rows(self.split, self.packing, self.seq_len)
+            self.index = open_index(index_path, self.documents, self.seq_len)
 
     def __len__(self) -> int:
         return self.n_rows
@@ -162,14 +149,18 @@ class TextDataset(RowDataset):
         row %= len(self)
         if self.index is not None:
             return {"input_ids": self._from_documents(self.index[self.index[row] : self.index[row + 1]])}
-        input_ids = self.tokens(*row_span(row, self.seq_len))
+        input_ids = self.tokens(row * self.seq_len, (row + 1) * self.seq_len)
         if self.packing == "isolate":
             return {"input_ids": input_ids, "position_ids": restarting_positions(input_ids, self.eos_id)}
         return {"input_ids": input_ids}
 
     def collate(self, rows: list[dict[str, np.ndarray]]) -> dict[str, torch.Tensor]:
-        """See the function of this name."""
-        return collate(rows)
+        """Rows → a batch, int64, shape (rows, seq_len) each. Labels are the inputs, unshifted: the model shifts.
+
+        `position_ids` are there if the rows have them; `labels` are those of rows that have their own.
+        """
+        batch = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+        return batch if "labels" in batch else batch | {"labels": batch["input_ids"].clone()}
 
     def padding_row(self) -> dict[str, np.ndarray]:
         """Return the last row without its labels."""
@@ -182,7 +173,7 @@ class TextDataset(RowDataset):
 
     @property
     def largest_id(self) -> int:
-        return self._largest_id
+        return self.counts["max_id"]
 
     def supervised_per_row(self) -> np.ndarray:
         """All but the first token of each row."""
@@ -200,9 +191,11 @@ class TextDataset(RowDataset):
         assert self.packing != "bos_bestfit"
         return stream.reshape(len(self), self.seq_len)[:, 1:].reshape(-1)
 
-    def training_tokens(self, most: int) -> Iterator[np.ndarray]:
-        """Yield the first `most` tokens of the split's stream."""
-        return stream_blocks(self, most)
+    def training_tokens(self, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
+        """Yield the first `most` tokens of the split's stream, in blocks that overlap by some."""
+        end = min(self.n_tokens, most)
+        for start in range(0, end, BLOCK):
+            yield self.tokens(max(0, start - overlap), min(start + BLOCK, end))
 
     def row_starts(self, row: int) -> np.ndarray:
         """Return the starts of the documents if they are isolated, else only 0."""
@@ -242,19 +235,11 @@ class TextDataset(RowDataset):
         return np.concatenate(parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        index = None if isinstance(self.index, np.memmap) else self.index  # an index without a file must be pickled
-        return self.__dict__ | {"shards": [], "documents": None, "index": index}
+        return self.__dict__ | {"shards": [], "documents": None, "index": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self.open()
-
-
-def stream_blocks(rows: TextDataset, most: int, overlap: int = 0) -> Iterator[np.ndarray]:
-    """Yield the first `most` tokens of a split's stream in blocks that overlap by some."""
-    end = min(rows.n_tokens, most)
-    for start in range(0, end, BLOCK):
-        yield rows.tokens(max(0, start - overlap), min(start + BLOCK, end))
 
 
 # ---- rows of whole documents ------------------------------------------------------------------------------------
@@ -267,31 +252,17 @@ def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
     from other documents or by another version, is replaced.
 
     `documents`: where each starts in the stream, then the stream's length.
-
-    Returns: what `pack_cropped` returns, memory-mapped; in memory where the file cannot be written.
     """
     made_from = zlib.crc32(documents.data, zlib.crc32(f"{PACK_CROPPED_VERSION} {seq_len}".encode()))
-    if (found := read_index(path, made_from)) is not None:
-        return found
-    index = pack_cropped(np.diff(documents), seq_len).astype("<i8")
-    try:
-        with atomic_write(path) as temporary, temporary.open("wb") as file:
-            np.save(file, np.append(index, zlib.crc32(index.data, made_from)))
-    except OSError:  # a folder of someone else, a full disk
-        return index
-    kept = read_index(path, made_from)
-    return index if kept is None else kept
-
-
-def read_index(path: Path, made_from: int) -> np.ndarray | None:
-    """The rows in the file at `path`, memory-mapped, if it is complete and `made_from` matches; else None."""
-    try:
+    with suppress(OSError, ValueError, EOFError):  # absent, no array, cut off
         saved = np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):  # absent, no array, cut off
-        return None
-    if saved.ndim == 1 and saved.dtype == "<i8" and len(saved) and saved[-1] == zlib.crc32(saved[:-1].data, made_from):
-        return saved[:-1]
-    return None
+        is_index = saved.ndim == 1 and saved.dtype == "<i8" and len(saved)
+        if is_index and saved[-1] == zlib.crc32(saved[:-1].data, made_from):
+            return saved[:-1]
+    index = pack_cropped(np.diff(documents), seq_len).astype("<i8")
+    with suppress(OSError), atomic_write(path) as temporary, temporary.open("wb") as file:  # it may be read-only
+        np.save(file, np.append(index, zlib.crc32(index.data, made_from)))
+    return index
 
 
 def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:

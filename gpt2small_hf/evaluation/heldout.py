@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
-from gpt2small_hf.data.text_dataset import TextDataset, stream_blocks
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.runs.results import Measures
 
 # Maximum number of training tokens that baselines read: enough for frequencies, in about a minute.
@@ -72,7 +72,7 @@ def seen_in_training(train: TextDataset, heldout: TextDataset, *, length: int = 
         return _predicted(heldout, np.zeros(len(stream), dtype=bool))
     wanted = np.unique(keys)
     found = np.zeros(len(wanted), dtype=bool)
-    for tokens in stream_blocks(train, MOST_TRAINING_TOKENS, overlap=length - 1):
+    for tokens in train.training_tokens(MOST_TRAINING_TOKENS, overlap=length - 1):
         hashes = _hashes(tokens, length)
         places = np.searchsorted(wanted, hashes).clip(max=len(wanted) - 1)
         found[places[wanted[places] == hashes]] = True

@@ -30,7 +30,7 @@ from transformers.utils import logging
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus.prepare import prepare
-from gpt2small_hf.data.text_dataset import TextDataset, collate
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal
@@ -147,7 +147,7 @@ def overhead(n_rounds: int) -> list[list[str]]:
     def run(kind: type[Trainer], place: str, name: str, callbacks: list[Any], **changes: Any) -> None:
         args = settings(place, steps, **changes)
         callbacks = [*callbacks, TakeTurns(turns, name)]
-        trainer = kind(small_model(), args, data_collator=collate, train_dataset=rows, callbacks=callbacks)  # pyright: ignore[reportArgumentType]
+        trainer = kind(small_model(), args, data_collator=rows.collate, train_dataset=rows, callbacks=callbacks)  # pyright: ignore[reportArgumentType]
         trainer.remove_callback(PrinterCallback)
         trainer.train()
         turns.leave(name)
@@ -162,7 +162,7 @@ def overhead(n_rounds: int) -> list[list[str]]:
             fused=True,
         )
         schedule = get_scheduler("cosine_with_min_lr", optimizer, 20, steps, {"min_lr_rate": 0.1})
-        loader = torch.utils.data.DataLoader(rows, batch_size=16, shuffle=True, collate_fn=collate)
+        loader = torch.utils.data.DataLoader(rows, batch_size=16, shuffle=True, collate_fn=rows.collate)
         turns.begin("bare")
         for step, batch in enumerate(itertools.islice(loader, steps)):
             if step and step % STEPS_A_TURN == 0:
@@ -214,7 +214,7 @@ def gpt2_small_trainer(place: Path, steps: int, **changes: Any) -> CausalLMTrain
     return CausalLMTrainer(
         GPT2SmallForCausalLM(config),
         arguments,
-        data_collator=collate,
+        data_collator=rows.collate,
         train_dataset=rows,
         flops_per_token=flops_per_token(config, 1024),
         peak_flops=peak_flops(torch.cuda.get_device_name(), precision_of(arguments)) if on_gpu else None,

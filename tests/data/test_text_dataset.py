@@ -22,7 +22,7 @@ from gpt2small_hf.data.corpus import shards
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.packing import pack_cropped
-from gpt2small_hf.data.text_dataset import TextDataset, collate
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
 
@@ -88,7 +88,7 @@ def test_there_is_no_row_after_the_last(folder: Path):
 
 def test_labels_are_the_inputs_unshifted(folder: Path):
     rows = TextDataset(folder, "train", 16)
-    batch = collate([rows[0], rows[1]])
+    batch = rows.collate([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 16)
     assert batch["input_ids"].dtype == torch.int64
     assert torch.equal(batch["labels"], batch["input_ids"])
@@ -98,7 +98,7 @@ def test_labels_are_the_inputs_unshifted(folder: Path):
 @pytest.mark.slow
 def test_worker_processes_serve_the_same_rows(folder: Path):
     rows = TextDataset(folder, "train", 64)
-    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=1, multiprocessing_context=processes)
+    loader = DataLoader(rows, batch_size=2, collate_fn=rows.collate, num_workers=1, multiprocessing_context=processes)
     assert torch.equal(
         torch.cat([batch["input_ids"] for batch in loader]),
         torch.from_numpy(np.stack([rows[row]["input_ids"] for row in range(len(rows))])),
@@ -213,7 +213,7 @@ def test_the_first_document_of_the_split_gets_an_end_of_text_before_it_too(artic
 @pytest.mark.parametrize("packing", ["bos_bestfit", "isolate"])
 def test_worker_processes_serve_the_same_packed_rows(articles: Path, packing: str):
     rows = TextDataset(articles, "train", 64, packing=packing)
-    loader = DataLoader(rows, batch_size=2, collate_fn=collate, num_workers=2, multiprocessing_context=processes)
+    loader = DataLoader(rows, batch_size=2, collate_fn=rows.collate, num_workers=2, multiprocessing_context=processes)
     batches = list(loader)
     assert torch.cat([batch["input_ids"] for batch in batches]).tolist() == served(rows)
     assert all(("position_ids" in batch) == (packing == "isolate") for batch in batches)
@@ -225,7 +225,7 @@ def test_worker_processes_serve_the_same_packed_rows(articles: Path, packing: st
 def test_isolated_rows_are_those_of_the_stream_with_positions(articles: Path):
     plain, isolated = (TextDataset(articles, "train", 32, packing=packing) for packing in ("stream", "isolate"))
     assert served(isolated) == served(plain)
-    batch = collate([isolated[0], isolated[5]])
+    batch = isolated.collate([isolated[0], isolated[5]])
     assert set(batch) == {"input_ids", "position_ids", "labels"}
     assert batch["position_ids"].shape == (2, 32)
     assert batch["position_ids"].dtype == torch.int64
@@ -244,7 +244,7 @@ def a_row_of_several_documents(articles: Path) -> dict[str, torch.Tensor]:
     """One that begins inside a document and has at least two ends of text."""
     rows = TextDataset(articles, "train", 32, packing="isolate")
     several = (row for row in rows if (row["position_ids"][1:] == 0).sum() >= 2)
-    batch = collate([next(row for row in several if row["input_ids"][0] != eos_of(articles))])
+    batch = rows.collate([next(row for row in several if row["input_ids"][0] != eos_of(articles))])
     return {name: batch[name] for name in ("input_ids", "position_ids")}
 
 

@@ -124,6 +124,8 @@ def test_measures_are_three_units_of_one_mean():
 class Stream:
     """Rows over a list of tokens, as `TextDataset` gives them."""
 
+    training_tokens = TextDataset.training_tokens
+
     def __init__(self, tokens: list[int], seq_len: int) -> None:
         self.stream, self.seq_len, self.n_tokens = np.array(tokens, np.int64), seq_len, len(tokens)
 

@@ -18,7 +18,7 @@ from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.config.resolve import load_recipe
 from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.data.corpus.prepare import prepare
-from gpt2small_hf.data.text_dataset import TextDataset, collate
+from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import DataFolder
@@ -49,20 +49,17 @@ class RowsWithLabels(TextDataset):
         return {"input_ids": ids, "labels": np.full_like(ids, -100) if row in self.rows_without else labels}
 
 
-def collate_with_labels(rows):
-    return {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
-
-
 def make(folder, place, *, kind=TextDataset, packing="stream", model=GPT2SmallForCausalLM, config=None, **changes):
     torch.manual_seed(0)
     settings = {"max_steps": 20, "per_device_train_batch_size": 4, "learning_rate": 1e-2, "use_cpu": True}
     settings |= {"save_strategy": "no", "report_to": "none", "logging_steps": 5}
+    rows = kind(folder, "train", 32, packing=packing)
     return CausalLMTrainer(
         model(tiny_config(**{"vocab_size": 300} | (config or {}))),
         training_arguments(TrainerSettings(**(settings | changes)), place / "checkpoints"),
-        train_dataset=kind(folder, "train", 32, packing=packing),
+        train_dataset=rows,
         eval_dataset=kind(folder, "validation", 32),
-        data_collator=collate if kind is TextDataset else collate_with_labels,
+        data_collator=rows.collate,
         processing_class=load_tokenizer(str(DataFolder(folder).tokenizer)),
     )
 

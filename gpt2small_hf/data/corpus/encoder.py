@@ -46,12 +46,8 @@ class Encoder:
         self.cuttable = splits_like_gpt2(description)
         ranks = merge_ranks(self.backend, description["model"]) if self.cuttable else None
         self.fast = tiktoken_engine(ranks) if ranks else None
-        self.byte_level = (description["decoder"] or {}).get("type") == "ByteLevel"
-        vocabulary = self.backend.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
-        self.token_bytes = np.zeros(self.vocab_size, np.int64)  # exact for byte-level vocabularies: a character a byte
-        for token, token_id in vocabulary.items():
-            self.token_bytes[token_id] = len(token)
+        self.vocab_size = max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+        self.byte_counts = byte_counts(self.backend, with_special=True)
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """The ids of each text, without special tokens.
@@ -71,8 +67,8 @@ class Encoder:
 
     def n_bytes(self, ids: np.ndarray) -> int:
         """Return the number of UTF-8 bytes of the text of `ids`."""
-        if self.byte_level:
-            return int(self.token_bytes[ids].sum())
+        if self.byte_counts is not None:
+            return int(self.byte_counts[ids].sum())
         return len(self.backend.decode(ids.tolist(), skip_special_tokens=False).encode())
 
 
@@ -84,20 +80,30 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast, ids: np.ndarray) -> np.ndarr
     Returns: int64, the shape of `ids`, which is flat.
     """
     backend = tokenizer.backend_tokenizer
-    if (json.loads(backend.to_str())["decoder"] or {}).get("type") == "ByteLevel":
-        vocabulary = backend.get_vocab(with_added_tokens=True)
-        lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
-        for token, token_id in vocabulary.items():
-            lengths[token_id] = len(token)  # a character stands for a byte
-        for token_id, added in backend.get_added_tokens_decoder().items():
-            lengths[token_id] = 0 if added.special else len(added.content.encode())
-        return lengths[ids]
+    if (counts := byte_counts(backend)) is not None:
+        return counts[ids]
     pairs, which = np.unique(np.stack([np.append(ids[:1], ids[:-1]), ids], axis=1), axis=0, return_inverse=True)
     texts = [backend.decode_batch(part.tolist()) for part in (pairs, pairs[:, :1])]
     both, first = (np.array([len(text.encode()) for text in part], np.int64) for part in texts)
     found = (both - first)[which.reshape(-1)]
     found[:1] = len(backend.decode(ids[:1].tolist()).encode())
     return found
+
+
+def byte_counts(backend: Tokenizer, *, with_special: bool = False) -> np.ndarray | None:
+    """Return the number of bytes of text of each entry of a byte-level vocabulary; None for another vocabulary.
+
+    Special tokens have none, except `with_special`.
+    """
+    if (json.loads(backend.to_str())["decoder"] or {}).get("type") != "ByteLevel":
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    counts = np.zeros(max(vocabulary.values()) + 1, np.int64)
+    for token, token_id in vocabulary.items():
+        counts[token_id] = len(token)  # a character stands for a byte
+    for token_id, added in backend.get_added_tokens_decoder().items():
+        counts[token_id] = len(added.content.encode()) if with_special or not added.special else 0
+    return counts
 
 
 def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
