@@ -161,5 +161,3 @@ class GPT2SmallConfig(PreTrainedConfig):
 
 
 GPT2SmallConfig.register_for_auto_class()
-
-__all__ = ["GPT2SmallConfig"]

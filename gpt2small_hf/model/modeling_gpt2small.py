@@ -55,9 +55,7 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
         # code of the module that the class names: name ours. The class keeps its name, FSDP…, by which the library
         # recognises a sharded model; the configuration writes it without the prefix.
         if cls.__module__.startswith("torch."):
-            cls.__module__ = next(
-                base for base in cls.__mro__[1:] if issubclass(base, GPT2SmallPreTrainedModel)
-            ).__module__
+            cls.__module__ = cls.__bases__[-1].__module__
 
     def _init_weights(self, module: nn.Module) -> None:
         init_weights(module, self.config)
@@ -67,9 +65,9 @@ class GPT2SmallPreTrainedModel(PreTrainedModel):
         return self.base_model.embed_positions  # pyright: ignore[reportReturnType]
 
     def resize_position_embeddings(self, new_num_position_embeddings: int) -> None:
-        """Make the context longer, to be trained further, or shorter: old rows stay, new ones are drawn as at init.
+        """Make the context longer, for further training, or shorter: old rows stay, new ones are initialised.
 
-        Raises: ValueError unless the number is a whole one, and at least 1.
+        Raises: ValueError unless the number is an integer of at least 1.
         """
         if not isinstance(new_num_position_embeddings, int) or new_num_position_embeddings < 1:
             raise ValueError(f"The context cannot be {new_num_position_embeddings!r} positions: give 1 or more.")
@@ -107,52 +105,35 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
             attention_mask: (B, past + T), 1 for real tokens and 0 for padding; or a ready mask (B, 1, T, past + T):
                 true, or 0 to be added to the scores, where attention is allowed.
             position_ids: (B, T). Unset, they count the real tokens of `attention_mask`, so a padded row equals the
-                same row alone. Ids that start again at 0 within a row, given without mask and without filled cache,
-                separate packed documents: none sees another.
+                same row alone. Ids that restart at 0 within a row, given without a mask and without a filled cache,
+                separate packed documents: they do not attend to each other.
             past_key_values: cache of earlier positions, updated in place.
             inputs_embeds: (B, T, C) in place of `input_ids`.
             use_cache: return a cache, creating one if needed; unset, as the config says.
-            kwargs: handed on to the attention function.
+            kwargs: passed to the attention function.
 
-        Raises: ValueError unless exactly one of `input_ids` and `inputs_embeds` is given, or if positions pass the
-            context.
+        Raises: ValueError unless one of `input_ids` and `inputs_embeds` is given, or for positions beyond the context.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds, and not both.")
         hidden_states = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        # The library detects restarting position_ids only without a cache: do not pass an empty one.
-        filled = past_key_values
-        if isinstance(filled, DynamicCache) and not filled.get_seq_length():
-            filled = None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        given = position_ids
-        if position_ids is None:
-            position_ids = positions(hidden_states, attention_mask, filled)
+        places = positions(hidden_states, attention_mask, past_key_values) if position_ids is None else position_ids
         if not torch.compiler.is_compiling():
-            past = 0 if filled is None else filled.get_seq_length()
-            self._check_context(position_ids, past + hidden_states.shape[1])
-
-        attention_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=hidden_states,
-            attention_mask=attention_mask,
-            past_key_values=filled,
-            position_ids=given,  # only given ones can separate documents, and reading them synchronises the device
-        )
-        # Pipeline parallelism puts an Identity in place of the layers that another stage holds, and hands a later
-        # stage its hidden states as inputs_embeds: they carry positions already.
+            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            self._check_context(places, past + hidden_states.shape[1])
+        # Only given position_ids can separate documents, and reading them synchronises the device.
+        attention_mask, attend = self._attention(hidden_states, attention_mask, position_ids, past_key_values)
+        # Pipeline parallelism puts an Identity in place of the layers of another stage, and passes a later stage its
+        # hidden states as inputs_embeds: positions were added to them before.
         if not isinstance(self.layers[0], nn.Identity):
-            hidden_states = self.add_positions(hidden_states, position_ids)
-        implementation = self.config._attn_implementation or "eager"
-        if implementation in ("eager", "flex_attention"):  # they add a mask to the scores
-            attention_mask = additive(attention_mask, hidden_states.dtype)
-        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, explicit_attention)
+            hidden_states = self.add_positions(hidden_states, places)
         hidden_states = self.run_layers(
             hidden_states,
             depth=self.config.num_hidden_layers,  # lowered by the library for early exit
             attention_mask=attention_mask,
-            position_ids=position_ids,
+            position_ids=places,
             past_key_values=past_key_values,
             use_cache=use_cache,
             attend=attend,
@@ -160,14 +141,30 @@ class GPT2SmallModel(Decoder, GPT2SmallPreTrainedModel):
         )
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
+    def _attention(
+        self, hidden_states: Tensor, mask: Tensor | None, position_ids: Tensor | None, cache: Cache | None
+    ) -> tuple[Any, Any]:
+        """Return the causal mask and the function of the configured attention."""
+        # The library detects restarting position_ids only without a cache: do not pass an empty one.
+        if isinstance(cache, DynamicCache) and not cache.get_seq_length():
+            cache = None
+        mask = create_causal_mask(
+            self.config, hidden_states, attention_mask=mask, past_key_values=cache, position_ids=position_ids
+        )
+        implementation = self.config._attn_implementation or "eager"
+        adds_mask = implementation in ("eager", "flex_attention")  # to the scores
+        if adds_mask and isinstance(mask, Tensor) and mask.dtype == torch.bool:
+            dtype = hidden_states.dtype
+            mask = torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+        return mask, ALL_ATTENTION_FUNCTIONS.get_interface(implementation, explicit_attention)
+
     def _check_context(self, position_ids: Tensor, length: int) -> None:
         limit = self.config.max_position_embeddings
         # Reading the ids synchronises the device: do it only if the row is long enough to exceed the limit.
         if length > limit and (last := int(position_ids.max())) >= limit:
             raise ValueError(
-                f"The input reaches position {last + 1}, the model takes {limit} (max_position_embeddings). "
-                "Shorten the prompt, ask for fewer new tokens, or let the model forget the beginning: "
-                "generate(..., custom_generate=model.sliding_window)."
+                f"The input reaches position {last + 1}, the model takes {limit} (max_position_embeddings). Shorten "
+                "the prompt, ask for fewer new tokens, or use generate(..., custom_generate=model.sliding_window)."
             )
 
 
@@ -199,21 +196,14 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         skip_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
-        """Score the next token at each position; other arguments as in `GPT2SmallModel.forward`.
+        """Score the next token at each position. Arguments are those of `GPT2SmallModel.forward` and:
 
-        Args:
-            input_ids: (B, T).
-            attention_mask: see the base model.
-            position_ids: see the base model.
-            past_key_values: see the base model.
-            inputs_embeds: see the base model.
-            labels: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is ignored. Only
-                labels select the loss, not `attention_mask`: with `labels=input_ids` padding counts too.
-            use_cache: see the base model.
-            logits_to_keep: number of last positions, or the indices of positions, to compute logits for; 0 means all.
-            skip_logits: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
-                ordinary head), the logits of all positions then never exist at once.
-            kwargs: `num_items_in_batch` divides the summed loss; the rest goes to the attention function.
+        - `labels`: (B, T), not shifted: the token at t + 1 is the target of position t. -100 is ignored. Only labels
+          select the loss, not `attention_mask`: with `labels=input_ids` padding counts too.
+        - `logits_to_keep`: number of last positions, or the indices of positions, to compute logits for; 0 means all.
+        - `skip_logits`: with labels, return the loss alone. Where PyTorch can (not while compiling, and only with an
+          ordinary head), the logits of all positions then never exist at once.
+        - `num_items_in_batch`: divides the summed loss.
 
         Returns: loss (nats per token) if labels are given, logits (B, kept, V) unless skipped, cache, and on request
             hidden states and attention weights.
@@ -251,7 +241,7 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, input_ids: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
-        """Get ready what `forward` takes for the next token. Raises: ValueError past the context."""
+        """Prepare the arguments of `forward` for the next token. Raises: ValueError beyond the context."""
         inputs = super().prepare_inputs_for_generation(input_ids, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         # With a static cache a step may be compiled, and cannot read its positions then.
         if (position_ids := inputs.get("position_ids")) is not None:
@@ -261,8 +251,8 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
     def _prepare_generated_length(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, generation_config: Any, has_default_max_length: bool, **kwargs: Any
     ) -> Any:
-        # A short model's own max_length keeps the pipeline, which asks for 256 new tokens, within the context. A caller
-        # who asks for max_new_tokens has not set it, and need not be warned that both are set.
+        # The model's own max_length keeps the pipeline, which asks for 256 new tokens, within a short context. Callers
+        # of max_new_tokens have not set it, and need no warning that both are set.
         if generation_config.max_new_tokens is not None:
             has_default_max_length |= generation_config.max_length == self.generation_config.max_length
         return super()._prepare_generated_length(  # pyright: ignore[reportAttributeAccessIssue]
@@ -293,22 +283,12 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         generation_config: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Generate past the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
+        """Generate beyond the context: `model.generate(..., custom_generate=model.sliding_window)`, greedy or sampled.
 
-        The library passes no streamer and no `stop_strings` to such a function.
+        Each time the context is full, only its last half is kept and encoded again from position 0. Within the context
+        the result equals that of plain `generate`. `generate` passes all arguments but streamer and `stop_strings`.
 
-        Each time the context is full, only its last half is kept and encoded again from position 0.
-        Within the context the result equals that of plain `generate`.
-
-        Args:
-            model: the model. `generate` passes it and all other arguments.
-            input_ids: (B, T), of any length.
-            logits_processor: changes the scores of the next token.
-            stopping_criteria: returns which rows have ended.
-            generation_config: read for `do_sample`, and for the padding of rows that have ended.
-            kwargs: the `attention_mask`, (B, T), and unused arguments.
-
-        Returns: (B, T + new).
+        Returns: (B, T + new) for `input_ids` (B, T) of any length.
         Raises: ValueError for other generation modes, and for outputs other than token ids.
         """
         if (
@@ -318,11 +298,11 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
             or not input_ids.shape[1]
         ):
             raise ValueError(
-                "A sliding window writes greedily or by sampling, from input_ids, and returns token ids: leave out "
+                "A sliding window generates greedily or by sampling, from input_ids, and returns token ids: leave out "
                 "num_beams, guidance_scale, return_dict_in_generate and inputs_embeds."
             )
         limit = model.config.max_position_embeddings
-        # An argument of this name would be taken from the caller's before the library makes one for all models.
+        # As a parameter, it would be the caller's mask, before the library creates a missing one.
         mask = kwargs.get("attention_mask")
         mask = torch.ones_like(input_ids) if mask is None else mask
         unfinished = torch.ones_like(input_ids[:, :1], dtype=torch.bool)  # (B, 1)
@@ -353,55 +333,47 @@ class GPT2SmallForCausalLM(GPT2SmallPreTrainedModel, GenerationMixin):
         return input_ids
 
 
-# The library's generic heads look their base model up among the Auto classes, which know remote code only after asking
-# the reader again: each head here builds its own. Nor do their losses divide by `num_items_in_batch`, as the Trainer
-# believes of every forward that takes **kwargs: told so, it divides over accumulation steps itself.
+class GPT2SmallModelWithHead(GPT2SmallPreTrainedModel):
+    """The decoder, to which a subclass adds the head of a task.
 
-
-class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2SmallPreTrainedModel):
-    """A label, or a number, for a whole text, read at its last token that is not padding."""
+    The library's generic heads create their base model by an Auto class, which asks again before it loads remote code.
+    Their losses do not divide by `num_items_in_batch`, which the Trainer assumes of a forward with **kwargs.
+    """
 
     accepts_loss_kwargs = False
 
     def __init__(self, config: GPT2SmallConfig) -> None:
         GPT2SmallPreTrainedModel.__init__(self, config)
-        self.num_labels: int = config.num_labels  # pyright: ignore[reportAttributeAccessIssue]  # two unless set
         self.model = GPT2SmallModel(config)
+        self.num_labels: int = config.num_labels  # pyright: ignore[reportAttributeAccessIssue]  # two unless set
+
+
+class GPT2SmallForSequenceClassification(GenericForSequenceClassification, GPT2SmallModelWithHead):
+    """A label, or a number, for a whole text, read at its last token that is not padding."""
+
+    def __init__(self, config: GPT2SmallConfig) -> None:
+        GPT2SmallModelWithHead.__init__(self, config)
         self.score = nn.Linear(config.hidden_size, self.num_labels, bias=False)
         self.post_init()
 
 
-class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallPreTrainedModel):
+class GPT2SmallForTokenClassification(GenericForTokenClassification, GPT2SmallModelWithHead):
     """A label for each token, from the tokens up to it."""
 
-    accepts_loss_kwargs = False
-
     def __init__(self, config: GPT2SmallConfig) -> None:
-        GPT2SmallPreTrainedModel.__init__(self, config)
-        self.num_labels: int = config.num_labels  # pyright: ignore[reportAttributeAccessIssue]  # two unless set
-        self.model = GPT2SmallModel(config)
+        GPT2SmallModelWithHead.__init__(self, config)
         self.dropout = nn.Dropout(config.resid_pdrop)
         self.score = nn.Linear(config.hidden_size, self.num_labels)
         self.post_init()
 
 
-class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallPreTrainedModel):
+class GPT2SmallForQuestionAnswering(GenericForQuestionAnswering, GPT2SmallModelWithHead):
     """Where the answer to a question starts and ends in a text."""
 
-    accepts_loss_kwargs = False
-
     def __init__(self, config: GPT2SmallConfig) -> None:
-        GPT2SmallPreTrainedModel.__init__(self, config)
-        self.model = GPT2SmallModel(config)
+        GPT2SmallModelWithHead.__init__(self, config)
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.post_init()
-
-
-def additive(mask: Any, dtype: torch.dtype) -> Any:
-    """A ready mask of true and false as numbers to add to the scores; any other mask as it is."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def positions(hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Cache | None) -> Tensor:
@@ -425,12 +397,3 @@ GPT2SmallForCausalLM.register_for_auto_class("AutoModelForCausalLM")
 GPT2SmallForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
 GPT2SmallForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
 GPT2SmallForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
-
-__all__ = [
-    "GPT2SmallForCausalLM",
-    "GPT2SmallForQuestionAnswering",
-    "GPT2SmallForSequenceClassification",
-    "GPT2SmallForTokenClassification",
-    "GPT2SmallModel",
-    "GPT2SmallPreTrainedModel",
-]

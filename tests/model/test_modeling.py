@@ -162,7 +162,7 @@ def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_t
 )
 def test_a_sliding_window_refuses_what_it_cannot_do(tiny_model, asked):
     prompt = {} if "inputs_embeds" in asked else {"input_ids": torch.ones(1, 3, dtype=torch.long)}
-    with pytest.raises(ValueError, match="A sliding window writes greedily or by sampling"):
+    with pytest.raises(ValueError, match="A sliding window generates greedily or by sampling"):
         tiny_model.generate(**prompt, **asked, max_new_tokens=3, custom_generate=tiny_model.sliding_window)
 
 
