@@ -1,6 +1,6 @@
-"""What of a run is published: settings without folders, hosts, accounts and credentials, and no questions of its chats.
+"""Remove from a run's settings what is private: folders, hosts, accounts, credentials, and questions of its chats.
 
-Secrets are not taken out, but refused: `secret_scan.py`.
+Secrets are not removed but refused: `secret_scan.py`.
 """
 
 from __future__ import annotations
@@ -23,28 +23,17 @@ from gpt2small_hf.runs.records import DataSource, Resolved
 
 EXAMPLES = resource("examples")
 HIDDEN = "…"
-"""Instead of a host, an account or a credential."""
+"""Replaces a host, an account or a credential."""
 
-# ---- what is taken out -----------------------------------------------------------------------------------------------
 
-_AS_IT_IS = {"prompts", "completions", "device", "versions"}
-"""Text of a user or a model, which is shown as it is; and hardware and versions, which look like paths or addresses."""
+_UNCHANGED = {"prompts", "completions", "device", "versions"}
+"""Text of a user or a model; and hardware and versions, which resemble paths or addresses."""
 _PATHS = {
-    *(
-        "output_dir",
-        "data_dir",
-        "branch_from",
-        "resume",
-        "init_from",
-        "folder",
-        "file",
-        "name",
-        "inputs",
-        "logging_dir",
-    ),
-    *("text", "validation_text", "chat_data", "dataset", "tokenizer", "deepspeed", "best_model_checkpoint"),
+    *("output_dir", "data_dir", "branch_from", "resume", "init_from", "folder", "file", "name", "inputs"),
+    *("logging_dir", "text", "validation_text", "chat_data", "dataset", "tokenizer", "deepspeed"),
+    "best_model_checkpoint",
 }
-"""Settings that are paths, so that `Project Falcon/a.jsonl` is one too."""
+"""Settings that are paths: `Project Falcon/a.jsonl` is one too."""
 _CREDENTIAL = re.compile(r"(?:.*[_-])?(?:token|key|secret|passw(?:or)?d|pwd|credentials?)", re.IGNORECASE)
 _HOST = re.compile(r"(?:.*[_-])?(?:host(?:name)?|ip|addr(?:ess)?|endpoint|server|proxy|entity)", re.IGNORECASE)
 _NAMED = re.compile(r"(-{0,2}[A-Za-z_][\w-]*)=(.*)", re.DOTALL)
@@ -61,7 +50,7 @@ _IS_PATH = re.compile(
     r"|\w[\w.-]*\\[\w.-]|(?![\d./]+$|\w+/s$)[^\s/{}<>]*/[^\s{}<>]*$"  # runs\tiny, runs/tiny; not 1/2, tokens/s
 )
 _LETTER = r"[^\s/\\'\"<>|,;:=\[\]{}()]"
-_FOLDER = rf"{_LETTER}(?:(?! -)[^/\\'\"<>|,;:=\[\]{{}}()\n])*"  # its name may have spaces
+_FOLDER = rf"{_LETTER}(?:(?! -)[^/\\'\"<>|,;:=\[\]{{}}()\n])*"  # names of folders may have spaces
 _IN_TEXT = re.compile(
     rf"(?P<quote>['\"])(?=[^'\"\n]*[/\\])(?P<quoted>(?:{_ADDRESS}|[/~]|\.\.?/|\\\\\w|[A-Za-z]:[\\/]+{_LETTER}{{2}})[^'\"\n]*)(?P=quote)"
     rf"|{_ADDRESS}[^\s'\"<>]*[^\s'\"<>.,;:)\]]"
@@ -78,20 +67,20 @@ _NO_SPACE = re.compile(r"[\w.:@%+\[\]-]*[.:@][\w.:@%+\[\]-]*\w\]?")
 
 
 def scrub(value: Any, public: Collection[str] = (), *, is_path: bool = False) -> Any:
-    """Return settings without what is of one machine or account: of a path or address, its last part is kept.
+    """Remove from settings what belongs to one machine or account; of a path or address keep the last part.
 
     `/srv/Acme Corp/a.jsonl`, `s3://acme/a.jsonl` and `ada@host:/srv/a.jsonl` become `a.jsonl`; hosts and credentials
-    become `…`. Prompts, what a model wrote, chat templates and the recipes in `examples/` stay as they are. So does a
-    text with a secret: in parts, `check_secrets` would not know it.
+    become `…`. Prompts, generated text, chat templates and the names of recipes in `examples/` are kept. So is a
+    string with a secret: `check_secrets` would not recognise a part of it.
 
     Not recognised: a host of a public domain without a port (`gpu7.example.com`), and a relative path with spaces
-    (`data/Acme Corp/a.txt`) under a name that is not in `_PATHS`. Four numbers are taken for an IP address, except in
+    (`data/Acme Corp/a.txt`) under a name that is not in `_PATHS`. Four numbers are read as an IP address, except in
     `versions`.
 
     Args:
-        value: JSON, or a text of it.
-        public: Hub ids that everybody may see, which are kept in full.
-        is_path: whether texts are known to be paths.
+        value: JSON, or a string of it.
+        public: ids of public repositories on the Hub, which are kept in full.
+        is_path: whether strings are known to be paths.
     """
     if isinstance(value, dict):
         kept: dict[Any, Any] = {}
@@ -99,32 +88,29 @@ def scrub(value: Any, public: Collection[str] = (), *, is_path: bool = False) ->
             if isinstance(key, str) and key.endswith("_token"):
                 continue
             name = scrub(key, public, is_path=is_path)
-            while name in kept:  # two files of one name, in two folders
+            while name in kept:  # files with the same name in two folders
                 name += " (another)"
-            kept[name] = _item(key, item, public)
+            kept[name] = _setting(key, item, public)
         return kept
     if isinstance(value, list):
         return [scrub(item, public, is_path=is_path) for item in value]
     return _text(value, public, is_path=is_path) if isinstance(value, str) else value
 
 
-def _item(key: Any, value: Any, public: Collection[str]) -> Any:
-    """The value of a setting."""
-    if key in _AS_IT_IS or _is_template(key, value):
+def _setting(key: Any, value: Any, public: Collection[str]) -> Any:
+    is_text = isinstance(value, str) and isinstance(key, str)
+    if key in _UNCHANGED or (is_text and key == "template" and ("{{" in value or "{%" in value)):
         return value
-    if isinstance(value, str) and isinstance(key, str):
-        if key == "command":
-            return scrub_command(value, public)
-        if value and _HOST.fullmatch(key):
-            return HIDDEN
-    return scrub(value, public, is_path=key in _PATHS)
+    if is_text and key == "command":
+        return scrub_command(value, public)
+    return HIDDEN if is_text and value and _HOST.fullmatch(key) else scrub(value, public, is_path=key in _PATHS)
 
 
 def scrub_command(command: str, public: Collection[str] = ()) -> str:
-    """Return a command line, each of its words as `scrub`; prompts as they are."""
+    """Scrub each word of a command line; prompts are kept."""
     try:
         words = shlex.split(command)
-    except ValueError:  # not a shell's
+    except ValueError:  # not shell syntax
         return scrub(command, public)
     kept, flag = [], ""
     for word in words:
@@ -136,13 +122,12 @@ def scrub_command(command: str, public: Collection[str] = ()) -> str:
             flag = word.lstrip("-")
         else:
             word = _argument(flag, word, public)
-            flag = "prompts" if flag == "prompts" else ""  # alone of those that matter here it takes several words
+            flag = "prompts" if flag == "prompts" else ""  # other flags take one value
         kept.append(word)
     return shlex.join(kept)
 
 
 def _argument(flag: str, word: str, public: Collection[str]) -> str:
-    """The value of a flag."""
     if flag == "prompts":
         return word
     if _is_hidden(flag):
@@ -161,16 +146,15 @@ def _is_hidden(name: str) -> bool:
 
 
 def _is_list(text: str) -> bool:
-    """Whether a text is several names and values: `a=1,b=/srv/x`."""
+    """Whether a string has several names and values: `a=1,b=/srv/x`."""
     return "," in text and all(map(_NAMED.fullmatch, text.split(",")))
 
 
 def _text(text: str, public: Collection[str], *, is_path: bool = False) -> str:
-    """A value, a word of a command or a sentence."""
     if is_secret(_without_login(text)):
         return text
     home = str(Path.home())
-    if len(home) > 1:  # its name may have spaces, or be the user's
+    if len(home) > 1:
         text = re.sub(rf"(?<![\w.~-]){re.escape(home)}(?![\w.-])", "~", text)
     if _is_list(text):
         return ",".join(_text(part, public, is_path=is_path) for part in text.split(","))
@@ -196,19 +180,19 @@ def _replaced(found: re.Match[str]) -> str:
 
 
 def _without_login(address: str) -> str:
-    """An address without name, password and query, which let others in."""
+    """Remove user, password and query from an address."""
     return re.sub(rf"({_ADDRESS})[^\s/]*@", r"\1", address).partition("?")[0]
 
 
 def _last_part(path: str) -> str:
-    """The last part of a path or address: `a.jsonl`, or `a.jsonl[0:100]`."""
+    """Return the last part of a path or address: `a.jsonl`, or `a.jsonl[0:100]`."""
     path, rows = re.fullmatch(r"(.+?)(\[[^\[\]]*\])?", path, re.DOTALL).groups(default="")  # pyright: ignore
     host = _BEFORE_PATH.match(path)
     rest = re.split(r"[?#]", path[host.end() :])[0] if host else path
     parts = [part for part in re.split(r"[/\\]+", rest) if not re.fullmatch(r"\.{0,2}|~|[A-Za-z]:|file:", part)]
-    if host and (not parts or "@" in parts[-1]):  # a password may have a slash in it
+    if host and (not parts or "@" in parts[-1]):  # a password may contain a slash
         last = HIDDEN
-    elif parts[:-1] in (["home"], ["Users"]) or parts[-1:] == [_user()]:  # a home folder is called as its owner
+    elif parts[:-1] in (["home"], ["Users"]) or parts[-1:] == [_user()]:  # a home folder is named after its owner
         last = "user"
     else:
         last = _without_hosts(parts[-1]) if parts else path
@@ -216,9 +200,9 @@ def _last_part(path: str) -> str:
 
 
 def _without_hosts(text: str) -> str:
-    """A text without accounts, addresses in a network, and the name of this machine."""
+    """Remove accounts, network addresses and the name of this machine."""
     here = socket.gethostname()
-    if re.search(r"[\d.-]", here):  # else it may be any word
+    if re.search(r"[\d.-]", here):  # otherwise it may be any word
         text = re.sub(rf"(?<![\w.-]){re.escape(here)}(?![\w-])", HIDDEN, text)
     return _NO_SPACE.sub(lambda word: HIDDEN if _is_of_network(word[0]) else word[0], text)
 
@@ -239,28 +223,24 @@ def _user() -> str:
         return "user"
 
 
-def _is_template(key: Any, value: Any) -> bool:
-    return key == "template" and isinstance(value, str) and ("{{" in value or "{%" in value)
-
-
 def is_hub_id(name: Any) -> bool:
-    """Whether a name is `user/name`, and not a folder here."""
+    """Whether a name is `user/name`, and not a local folder."""
     return isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) is not None and not Path(name).exists()
 
 
 def hub_dataset(origin: DataSource) -> str | None:
-    """The Hub id of a source of training data: of what is on the Hub the revision is known, of files a hash."""
+    """Return the Hub id of a source of training data; None of local files, whose hash is recorded."""
     name = origin.dataset or (origin.name or "").split(":")[0].split("[")[0]
     return name if is_hub_id(name) and not origin.sha256 and not origin.file else None
 
 
 def is_of_hub(name: str, recorded: bool | None) -> bool:
-    """Whether a base model or tokenizer is named by its id on the Hub; earlier versions did not record it."""
+    """Whether a base model or tokenizer is named by its Hub id; earlier versions did not record it."""
     return is_hub_id(name) if recorded is None else recorded
 
 
 def hub_ids(resolved: Resolved) -> set[tuple[str, str]]:
-    """Return the Hub ids that a run's settings name: type (`model` or `dataset`) and id."""
+    """Return the Hub ids in a run's settings: type (`model` or `dataset`) and id."""
     base, tokenizer = resolved.base, resolved.data.tokenizer
     models = [base.init_from] if base and is_of_hub(base.init_from, base.of_hub) else []
     models += [tokenizer.name] if tokenizer and is_of_hub(tokenizer.name, tokenizer.of_hub) else []
@@ -271,15 +251,14 @@ def hub_ids(resolved: Resolved) -> set[tuple[str, str]]:
 
 
 def public_ids(resolved: Resolved, private: Collection[str]) -> set[str]:
-    """Return those ids that are not private, so that they are published in full."""
+    """Return the ids of `hub_ids` that are published in full."""
     return {name for _, name in hub_ids(resolved)} - {*private}
 
 
 def chat_questions(run: Run | None) -> list[str]:
-    """The prompts of a run that it took from its chats, because none were given; of most runs none.
+    """Return the prompts that a run took from its chats because none were given.
 
-    Runs of earlier versions do not say where their prompts are from: these are the chats' if one of them is among the
-    held-out questions that the finished model answered.
+    Earlier versions did not record it: their prompts are from the chats if one is an answered held-out question.
     """
     if run is None or not run.resolved.chat:
         return []
@@ -290,11 +269,10 @@ def chat_questions(run: Run | None) -> list[str]:
     return prompts if asked & set(prompts) else []
 
 
-def remove_prompts(told: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:
-    """A `resolved.json` or `completions.json` without these prompts and what the model wrote after them."""
-    told = dict(told)
-    if "run" in told:
-        told["run"] = {**told["run"], "prompts": [one for one in told["run"]["prompts"] if one not in prompts]}
-    if "completions" in told:
-        told["completions"] = [one for one in told["completions"] if one["prompt"] not in prompts]
-    return told
+def remove_prompts(contents: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:
+    """Remove prompts and their completions from the contents of `resolved.json` or `completions.json`."""
+    if run := contents.get("run"):
+        contents = {**contents, "run": {**run, "prompts": [one for one in run["prompts"] if one not in prompts]}}
+    if completions := contents.get("completions"):
+        contents = {**contents, "completions": [one for one in completions if one["prompt"] not in prompts]}
+    return contents

@@ -816,6 +816,6 @@ def test_a_license_that_somebody_wrote_on_the_hub_is_not_written_over(hub, push,
 @pytest.mark.parametrize("secret", [SECRET, "my.own+token"])
 def test_flag_with_a_secret_or_the_token_in_use_is_refused(flag, secret, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "my.own+token")
-    with pytest.raises(UsageError, match=f"^{flag} holds what looks like (a|the) Hugging Face token") as refusal:
+    with pytest.raises(UsageError, match=f"^{flag} contains what looks like (a|the) Hugging Face token") as refusal:
         publish(parse_arguments(["runs/short", REPO, "--dry_run", flag, f"with {secret}"]))
     assert secret not in str(refusal.value)

@@ -7,19 +7,20 @@ import re
 import shutil
 import string
 import struct
-import zlib
 from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.push import print_chat_questions
 from gpt2small_hf.publishing.secret_scan import (
-    APART,
-    SHORTEST_TOKEN,
+    MIN_TOKEN_LENGTH,
+    SEPARATOR,
     allow_secrets,
     allowed_secrets,
     check_flag_value,
@@ -248,11 +249,14 @@ def in_header(path: Path, secret: str) -> None:
     path.write_bytes(struct.pack("<Q", len(header)) + header + b"\xbf" * 64)
 
 
-def in_chunk(kind: bytes, before: bytes, pack: Callable[[bytes], bytes] = bytes) -> Callable[[Path, str], None]:
+def in_chunk(kind: str, *, compressed: bool = False) -> Callable[[Path, str], None]:
     def put(path: Path, secret: str) -> None:
-        chunks = [(b"IHDR", bytes(13)), (kind, before + pack(f"made with {secret}".encode())), (b"IEND", b"")]
-        content = [struct.pack(">I", len(data)) + name + data + bytes(4) for name, data in chunks]
-        path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(content))
+        info, words = PngInfo(), f"made with {secret}"
+        if kind == "iTXt":
+            info.add_itxt("Comment", words, "en", "note", zip=compressed)
+        else:
+            info.add_text("Comment", words, zip=compressed)
+        Image.new("L", (1, 1)).save(path, "PNG", pnginfo=info)
 
     return put
 
@@ -273,10 +277,10 @@ PLACES = {
     "code": ("gpt.py", text),
     "license": ("LICENSE", text),
     "weights": ("model.safetensors", in_header),
-    "text of a picture": ("charts/loss.png", in_chunk(b"tEXt", b"Comment\0")),
-    "compressed text": ("charts/loss.png", in_chunk(b"zTXt", b"Comment\0\0", zlib.compress)),
-    "international text": ("charts/loss.png", in_chunk(b"iTXt", b"Comment\0\0\0en\0note\0")),
-    "compressed international text": ("charts/loss.png", in_chunk(b"iTXt", b"Comment\0\1\0\0\0", zlib.compress)),
+    "text of a picture": ("charts/loss.png", in_chunk("tEXt")),
+    "compressed text": ("charts/loss.png", in_chunk("tEXt", compressed=True)),
+    "international text": ("charts/loss.png", in_chunk("iTXt")),
+    "compressed international text": ("charts/loss.png", in_chunk("iTXt", compressed=True)),
     "samples on the way": ("samples.jsonl", in_lines),
 }
 
@@ -320,9 +324,10 @@ def test_refusal_names_file_kind_and_place_and_not_the_secret(form, tmp_path):
         said = str(refused.value)
         assert refused.value.status == 2
         assert re.match(
-            rf"found what looks like an? [^()]+(\([\w-]+\))? ?in {re.escape(name)} \([^()]+\)[.;,].* Take it out", said
+            rf"found what looks like an? [^()]+(\([\w-]+\))? ?in {re.escape(name)} \([^()]+\)[.;,].* Remove it",
+            said,
         )
-        assert "revoke it where it was made" in said
+        assert "revoke it" in said
         assert not any(FORMS[form][at : at + 8] in said for at in range(12, len(FORMS[form]) - 8)), said
         path.unlink()
 
@@ -338,7 +343,7 @@ def test_token_in_use_is_found_in_each_place_whatever_it_looks_like(place, tmp_p
         check_secrets(tmp_path, token)
     assert str(refused.value).startswith(f"found what looks like the Hugging Face token in use in {name} (")
     assert token not in str(refused.value)
-    for none in (None, "", "a" * (SHORTEST_TOKEN - 1)):  # a shorter one may be part of any text
+    for none in (None, "", "a" * (MIN_TOKEN_LENGTH - 1)):  # a shorter one may be part of any text
         check_secrets(tmp_path, none)
 
 
@@ -386,7 +391,7 @@ def test_files_that_the_card_quotes_are_scanned_where_they_are(tmp_path):
 def test_name_and_value_in_two_strings_are_not_a_secret(form):
     name, _, value = FORMS[form].rpartition(" ")
     assert is_secret(f"{name}\n  {value}")
-    assert not is_secret(f"{name}{APART}{value}")
+    assert not is_secret(f"{name}{SEPARATOR}{value}")
 
 
 def test_kinds_in_a_refusal_have_the_order_of_their_places(tmp_path):
@@ -408,7 +413,7 @@ def test_share_of_random_values_that_are_recognised_is_as_stated(letters, share)
 def test_title_with_a_secret_is_refused():
     check_flag_value("--message", "Publish tiny step 2,500 (held-out loss 3.141)")
     for secret in FORMS.values():
-        with pytest.raises(UsageError, match="--message holds what looks like"):
+        with pytest.raises(UsageError, match="--message contains what looks like"):
             check_flag_value("--message", f"Publish {secret} step 10")
 
 
@@ -427,7 +432,7 @@ def test_refusal_names_up_to_five_places_by_the_files_they_come_from(tmp_path):
     )
     assert len(re.findall(r"\((run|key|line)\b", said)) == 5, said
     assert "README.md (line 3)" not in said  # it is of the prompts
-    assert re.search(r"; and \d more\. Take it out", said)
+    assert re.search(r"; and \d more\. Remove it there", said)
     assert not any(secret in said for secret in FORMS.values())
 
 
