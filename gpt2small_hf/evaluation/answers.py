@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -14,6 +13,7 @@ from gpt2small_hf.data.chat.conversations import Conversation
 from gpt2small_hf.data.chat.encoding import encode
 from gpt2small_hf.data.chat.formats import Message
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
+from gpt2small_hf.runs.results import Answer
 
 MOST_NEW_TOKENS = 128
 
@@ -43,13 +43,12 @@ def answer_all(
     top_k: int = 50,
     seed: int = 0,
     batch_size: int = 32,
-) -> list[dict[str, Any]]:
+) -> list[Answer]:
     """Generate an answer to each chat, which ends with a user message. The global random state is unchanged.
 
     Questions that fill the context are skipped.
 
-    Returns: for each question its `messages`, the `answer`, whether it `ended` with a stop token, and the number of
-        `tokens`, including the stop token.
+    Returns: one answer for each of the other questions.
     """
     was_training = model.training
     model.eval()
@@ -63,7 +62,7 @@ def answer_all(
     ]
     # Batches of similar length need less padding and leave short questions more tokens for the answer.
     order = sorted(range(len(asked)), key=lambda number: len(asked[number][1]))
-    answers: list[dict[str, Any]] = [{} for _ in asked]
+    answers: dict[int, Answer] = {}
     console = Console(stderr=True)
     with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []), torch.no_grad():
         torch.manual_seed(seed)
@@ -84,11 +83,11 @@ def answer_all(
             for number, ids in zip(numbers, written[:, longest:].tolist(), strict=True):
                 end = next((place for place, id in enumerate(ids) if id in stops), None)
                 said = ids if end is None else ids[:end]
-                answers[number] = {
-                    "messages": asked[number][0],
-                    "answer": tokenizer.decode(said, skip_special_tokens=True),
-                    "ended": end is not None,
-                    "tokens": len(ids) if end is None else end + 1,
-                }
+                answers[number] = Answer(
+                    messages=asked[number][0],
+                    answer=str(tokenizer.decode(said, skip_special_tokens=True)),
+                    ended=end is not None,
+                    tokens=len(ids) if end is None else end + 1,
+                )
     model.train(was_training)
-    return answers
+    return [answers[number] for number in range(len(asked))]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from transformers import (
 )
 
 from gpt2small_hf.data.chat.encoding import encode
+from gpt2small_hf.runs.results import Completion, SamplingSettings
 
 
 def complete(
@@ -29,7 +29,7 @@ def complete(
     top_k: int = 50,
     seed: int = 0,
     chat: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Completion]:
     """Continue each prompt twice, greedily and sampled. With `chat`, answer it twice.
 
     All completions are decoded in one batch, padded on the left, with the key-value cache. Each sampled one draws from
@@ -39,30 +39,30 @@ def complete(
     By default a continuation has up to 60 tokens and an answer up to 128, within the context length. Longer prompts are
     truncated to their last tokens, half the context length.
 
-    Returns: for each prompt `prompt`, `greedy`, `sampled` (continuations without the prompt), and the settings.
+    Returns: one completion for each prompt.
     """
     context = model.config.max_position_embeddings
     if max_new_tokens is None:
         max_new_tokens = 128 if chat else 60
     ids = [one[-context // 2 :] for one in encode_prompts(tokenizer, prompts, chat=chat)]
     limits = [min(max_new_tokens, context - len(one)) for one in ids]
-    results: list[dict[str, Any]] = [{} for _ in prompts]
+    results: dict[int, Completion] = {}
     was_training = model.training
     model.eval()
     # A batch has one limit: prompts with fewer tokens left in the context are decoded in a batch of their own.
     for limit in sorted(set(limits)):
+        settings = SamplingSettings(max_new_tokens=limit, temperature=temperature, top_k=top_k, seed=seed)
         numbers = [number for number in range(len(prompts)) if limits[number] == limit]
         texts = _decode(model, tokenizer, [ids[number] for number in numbers], limit, (temperature, top_k, seed))
         for number, (greedy, sampled) in zip(numbers, texts, strict=True):
-            results[number] = {
-                # As the model read it.
-                "prompt": prompts[number] if chat else str(tokenizer.decode(ids[number])),
-                "greedy": greedy,
-                "sampled": sampled,
-                "settings": {"max_new_tokens": limit, "temperature": temperature, "top_k": top_k, "seed": seed},
-            }
+            results[number] = Completion(
+                prompt=prompts[number] if chat else str(tokenizer.decode(ids[number])),
+                greedy=greedy,
+                sampled=sampled,
+                settings=settings,
+            )
     model.train(was_training)
-    return results
+    return [results[number] for number in range(len(prompts))]
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, prompts: list[str], *, chat: bool) -> list[list[int]]:

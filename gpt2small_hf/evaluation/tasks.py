@@ -12,12 +12,10 @@ from typing import Any
 
 from gpt2small_hf.evaluation.task import EvaluationInputs, Rows, Task
 from gpt2small_hf.formatting import number, perplexity
-from gpt2small_hf.runs.files import write_jsonl
-from gpt2small_hf.runs.json_records import Part
+from gpt2small_hf.runs.json_records import Part, save_lines
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import MadeBy
 from gpt2small_hf.runs.results import (
-    Answer,
     AnswerCounts,
     Answers,
     Completions,
@@ -140,7 +138,7 @@ def _run_completions(model: Any, inputs: EvaluationInputs) -> Completions:
     from gpt2small_hf.evaluation.completions import complete
 
     found = complete(model, inputs.tokenizer, list(inputs.prompts), chat=inputs.is_chat)
-    return Completions.from_json({"completions": found, "is_chat": inputs.is_chat}, "completions:")
+    return Completions(completions=found, is_chat=inputs.is_chat)
 
 
 def completions_note(found: Completions) -> str:
@@ -167,8 +165,7 @@ def _run_answers(model: Any, inputs: EvaluationInputs) -> Answers:
     from gpt2small_hf.evaluation.answers import MOST_NEW_TOKENS, answer_all, questions
 
     assert isinstance(inputs.heldout, ChatDataset)
-    found = answer_all(model, inputs.tokenizer, questions(inputs.heldout.chats, inputs.max_answers))
-    answers = [Answer.from_json(one, "answers:") for one in found]
+    answers = answer_all(model, inputs.tokenizer, questions(inputs.heldout.chats, inputs.max_answers))
     ended = sum(one.ended for one in answers)
     return Answers(asked=len(answers), ended=ended, max_new_tokens=MOST_NEW_TOKENS, answers=answers)
 
@@ -269,7 +266,7 @@ def save_results(
     losses, overlap, answers = results.get("heldout"), results.get("overlap"), results.get("answers")
     assert losses is None or isinstance(losses, HeldOutLosses)
     if isinstance(answers, Answers):
-        write_jsonl(run.answers, [answer.to_json() for answer in answers.answers])
+        save_lines(run.answers, answers.answers)
     completions = results.get("completions", Completions(completions=[]))
     assert isinstance(completions, Completions)
     replace(completions, made_by=made_by).save(run.completions)

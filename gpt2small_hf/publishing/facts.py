@@ -34,7 +34,7 @@ from gpt2small_hf.report.tables import new_text
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import HeldOut, NewText
+from gpt2small_hf.runs.results import HeldOut, MetricsRow, NewText
 from gpt2small_hf.training.budget import Sizes, sizes
 
 MINIMUM_TRANSFORMERS = "5.4.0"
@@ -102,7 +102,7 @@ class CardFacts:
     converted: lineage.ConvertedFacts | None
     step: int | None
     is_checkpoint: bool
-    loss_at_step: dict[str, Any] | None
+    loss_at_step: MetricsRow | None
     loss_rise: results.LossRise | None
     resolved: Resolved | None
     """The settings of the run as they are published; None of weights without a run, as are the next two."""

@@ -115,7 +115,7 @@ def plan_checkpoints(args: Namespace, main: PushPlan) -> list[PushPlan]:
 def checkpoint_branch(source: PushSource) -> dict[str, Any]:
     """Return a checkpoint's branch, step, tokens and loss, for the card of the finished model."""
     then = loss_at_step(source)
-    loss = then["eval_loss"] if then else None
+    loss = then.eval_loss if then else None
     return {"revision": f"step-{source.step}", "step": source.step, "tokens": trained_tokens(source), "loss": loss}
 
 

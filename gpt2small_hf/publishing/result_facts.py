@@ -18,7 +18,7 @@ from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, HeldOut
+from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, Sample
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3
@@ -58,12 +58,12 @@ def held_out_facts(source: PushSource) -> HeldOut | None:
     return None if source.run is None or source.is_checkpoint else source.run.measured
 
 
-def loss_at_step(source: PushSource) -> dict[str, Any] | None:
+def loss_at_step(source: PushSource) -> MetricsRow | None:
     """Return the last log entry with a held-out loss up to the step of a checkpoint; None of other models."""
     if not source.is_checkpoint or source.run is None or source.step is None:
         return None
-    held = [row for row in source.run.metrics if row.get("eval_loss") is not None and 0 < row["step"] <= source.step]
-    return held[-1] if held else None
+    held = (row for row in reversed(source.run.metrics) if row.eval_loss is not None and 0 < row.step <= source.step)
+    return next(held, None)
 
 
 def loss_rise(source: PushSource) -> LossRise | None:
@@ -73,8 +73,8 @@ def loss_rise(source: PushSource) -> LossRise | None:
         return None
     if source.is_checkpoint:
         then, chats = loss_at_step(source), run.resolved.data.validation
-        before = next((row["eval_loss"] for row in run.metrics if row["step"] == 0 and "eval_loss" in row), None)
-        after, conversations = then["eval_loss"] if then else None, chats.trained_on if chats else None
+        before = run.loss_before_nats
+        after, conversations = then.eval_loss if then else None, chats.trained_on if chats else None
     else:
         heldout = run.heldout
         before = heldout.before.loss_nats if heldout and heldout.before else None
@@ -91,9 +91,9 @@ def samples(source: PushSource, folder: Path, prompts: list[str]) -> Excerpt | N
         return None
     file = RunFolder(folder).completions
     if source.is_checkpoint:
-        found = [sample for sample in _saved_samples(source.run, prompts) if sample["step"] == source.step]
+        found = [sample for sample in _saved_samples(source.run, prompts) if sample.step == source.step]
     else:
-        found = read_json(file)["completions"] if file.is_file() else []
+        found = Completions.load(file).completions if file.is_file() else []
     return Excerpt(found[:MAX_SAMPLES], len(found)) if found else None
 
 
@@ -101,13 +101,13 @@ def prompts_in_training(run: Run, shown: Excerpt) -> int | None:
     """Count the prompts of some samples that are in the training chats; None if it was not recorded."""
     flags = run.resolved.prompts_in_training or []  # earlier versions did not record them
     known = dict(zip(run.resolved.run.prompts, flags, strict=False))
-    prompts = [sample["prompt"] for sample in shown.shown]
+    prompts = [sample.prompt for sample in shown.shown]
     return sum(known[prompt] for prompt in prompts) if known.keys() >= set(prompts) else None
 
 
-def _saved_samples(run: Run, prompts: list[str]) -> list[dict[str, Any]]:
+def _saved_samples(run: Run, prompts: list[str]) -> list[Sample]:
     """Return the samples saved while training; of a run on chats those after `prompts`, which are published."""
-    return [sample for sample in run.samples if not run.resolved.chat or sample["prompt"] in prompts]
+    return [sample for sample in run.samples if not run.resolved.chat or sample.prompt in prompts]
 
 
 def held_out_answers(source: PushSource) -> list[Answer]:

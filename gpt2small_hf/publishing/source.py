@@ -16,7 +16,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.reader import Run, progress_of
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, step_of
 
 OURS = "gpt2small"
@@ -111,15 +111,15 @@ def checkpoint_source(path: Path, run: RunFolder) -> PushSource:
 def _open(folder: RunFolder) -> Run:
     """A run's files. Raises: UsageError if something is not there without which its card would be wrong."""
     run = Run(folder)
-    results = run.heldout
+    logging_steps, results = run.resolved.trainer.logging_steps, run.heldout
     if results and results.rows.rows and not (results.before and results.unigram and results.after):
         raise UsageError(f"{folder.heldout} has no losses. The run's own command, with --overwrite, makes it again.")
     if not run.metrics:
         raise UsageError(f"{folder.metrics} is missing or empty, so nothing is known of the training. Put it back.")
-    if not any({"loss", "train_loss"} & row.keys() for row in run.metrics):  # the latter when training ended
+    if not any(row.has("loss", "train_loss") for row in run.metrics):  # the latter when training ended
         raise UsageError(
             f"{folder.metrics} has no line of training, so nothing is known of it. Put back what was removed, or train "
-            f"to the first line (every {run.resolved.trainer.logging_steps:g} steps) or to the end."
+            f"to the first line (every {logging_steps:g} steps) or to the end."
         )
     return run
 
@@ -153,10 +153,10 @@ def _kept_step(run: Run) -> int:
         return run.step
     newest = next(complete_checkpoints(run.folder), None)
     if newest is not None:  # a step that was measured and not saved is not kept
-        best = read_json(newest / "trainer_state.json").get("best_model_checkpoint")
+        best = progress_of(newest).best_model_checkpoint
         return int(Path(best).name.rpartition("-")[2]) if best else step_of(newest)
-    measured = [row for row in run.metrics if row.get("eval_loss") is not None and row["step"] > 0]
-    return min(measured, key=lambda row: row["eval_loss"])["step"] if measured else run.step
+    measured = [(row.eval_loss, row.step) for row in run.metrics if row.eval_loss is not None and row.step > 0]
+    return min(measured)[1] if measured else run.step
 
 
 def _converted(path: Path, place: RunFolder, tokenizer: str | None) -> PushSource:

@@ -10,7 +10,6 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,10 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from gpt2small_hf.runs.files import atomic_write, read_jsonl
+from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import HeldOut
+from gpt2small_hf.runs.results import HeldOut, MetricsRow
 
 MAX_POINTS = 600
 """Maximum number of points in a line: more would share pixels."""
@@ -35,7 +34,7 @@ BOUNDLESS = 1e30
 NOTHING = np.array([])
 PERCENT = FuncFormatter(lambda share, _: f"{100 * share:g}%")
 
-Rows = list[dict[str, Any]]
+Rows = list[MetricsRow]
 
 
 def draw_charts(run: RunFolder) -> list[Path]:
@@ -45,7 +44,7 @@ def draw_charts(run: RunFolder) -> list[Path]:
 
     Returns: the paths of the charts. Metrics that were not logged have no chart.
     """
-    rows = sorted(read_jsonl(run.metrics), key=lambda row: row["step"]) if run.metrics.exists() else []
+    rows = sorted(MetricsRow.load_lines(run.metrics), key=lambda row: row.step)
     resolved = Resolved.load(run.resolved) if run.resolved.exists() else None
     unigram = HeldOut.load(run.heldout).unigram if run.heldout.exists() else None
     figures = {
@@ -57,7 +56,7 @@ def draw_charts(run: RunFolder) -> list[Path]:
     drawn = []
     for name, figure in figures.items():
         if figure is not None:
-            _finish(figure, run, resolved, rows[-1]["step"])
+            _finish(figure, run, resolved, rows[-1].step)
             with atomic_write(run.chart(name), flush=False) as temporary:  # it can be drawn again
                 figure.savefig(temporary, format="png")
             drawn.append(run.chart(name))
@@ -84,7 +83,7 @@ def values(rows: Rows, *names: str) -> np.ndarray:
     """
     found = np.full(len(rows), np.nan)
     for name in names:
-        column = np.array([row.get(name) for row in rows], dtype=float)  # null and absent become NaN
+        column = np.array([getattr(row, name) for row in rows], dtype=float)  # None becomes NaN
         found = np.where(np.isnan(found) & (np.abs(column) < BOUNDLESS), column, found)
     return found
 
@@ -131,16 +130,13 @@ def robust_top(found: np.ndarray, keep: np.ndarray = NOTHING, ceiling: float = m
 
 def new_skips(rows: Rows) -> list[tuple[int, dict[str, int]]]:
     """Return the steps at which `skipped_*` counts increased, and each increase; a resumed run counts from 0 again."""
-    names = sorted(name for name in set().union(*rows) if name.startswith("skipped_"))
     grown, last = [], {}
-    for row in rows if names else []:
-        now = {name.removeprefix("skipped_"): row[name] for name in names if name in row}
-        if not now:
-            continue
-        more = {kind: n - last.get(kind, 0) if n >= last.get(kind, 0) else n for kind, n in now.items()}
-        last = now
-        if any(more.values()):
-            grown.append((row["step"], {kind: n for kind, n in more.items() if n}))
+    for row in rows:
+        if now := row.skipped:
+            more = {kind: n - last.get(kind, 0) if n >= last.get(kind, 0) else n for kind, n in sorted(now.items())}
+            last = now
+            if any(more.values()):
+                grown.append((row.step, {kind: n for kind, n in more.items() if n}))
     return grown
 
 
@@ -161,7 +157,7 @@ def describe(resolved: Resolved) -> str:
 
 def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None = None) -> Figure | None:
     """Draw training loss with its extremes, held-out loss with its minimum, unigram loss. None without losses."""
-    train, held = _train(rows), [row for row in rows if "eval_loss" in row]
+    train, held = _train(rows), [row for row in rows if row.has("eval_loss")]
     if not train and not held:
         return None
     figure = _figure()
@@ -192,7 +188,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
     if (found := best(held_steps, held_losses)) is not None and found[1] <= top:
         step, loss = found
         axes.plot(step, loss, "*", color=MAIN, markersize=14, markeredgecolor="white", zorder=5)
-        _write(axes, f"best {loss:.3f}, step {step:,}", (step, loss), rows[-1]["step"])
+        _write(axes, f"best {loss:.3f}, step {step:,}", (step, loss), rows[-1].step)
     if unigram is not None and bottom <= unigram <= top:
         axes.axhline(unigram, color=LIMIT, linewidth=1.2, linestyle="--", label=f"unigram {unigram:.3f}", zorder=2.5)
     elif unigram is not None:  # far from the run's losses, which would be compressed
@@ -208,7 +204,7 @@ def loss_figure(rows: Rows, vocab_size: int | None = None, unigram: float | None
 
 def grad_norm_figure(rows: Rows, clip: float | None = None) -> Figure | None:
     """Draw mean and maximum gradient norm, the clipping limit, and the share of clipped steps. None without norms."""
-    train = [row for row in _train(rows) if "grad_norm" in row]
+    train = [row for row in _train(rows) if row.has("grad_norm")]
     if not train:
         return None
     figure = _figure()
@@ -304,7 +300,7 @@ def throughput_figure(rows: Rows) -> Figure | None:
 
 
 def _train(rows: Rows) -> Rows:
-    return [row for row in rows if "loss" in row]
+    return [row for row in rows if row.has("loss")]
 
 
 def _with_start(

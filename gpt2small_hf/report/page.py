@@ -15,7 +15,7 @@ import numpy as np
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
 from gpt2small_hf.formatting import counted, number
 from gpt2small_hf.invocation import command
-from gpt2small_hf.report.charts import Rows, best, describe, draw_charts, new_skips, values
+from gpt2small_hf.report.charts import best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.tables import (
     NOTHING_HELD_OUT,
     console_table,
@@ -28,6 +28,7 @@ from gpt2small_hf.report.tables import (
 from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.results import MetricsRow, Sample
 
 MAX_SAMPLED_STEPS = 8
 """Maximum number of rows in a table of samples over training."""
@@ -184,7 +185,7 @@ def held_out(run: Run) -> str | None:
 
 def problems(run: Run) -> list[str]:
     """Return symptoms and skipped steps, one sentence each."""
-    found = [f"step {row['step']:,}, {row['symptom']}: {row['says']}" for row in run.metrics if "symptom" in row]
+    found = [f"step {row.step:,}, {row.symptom}: {row.says}" for row in run.metrics if row.symptom]
     if skips := new_skips(run.train):
         kinds: dict[str, int] = {}
         for _, grown in skips:
@@ -198,16 +199,16 @@ def problems(run: Run) -> list[str]:
 
 def evaluations(run: Run) -> str | None:
     """Return the best and the last evaluation during training, as a sentence; None if there was none."""
-    held = [row for row in run.metrics if row.get("eval_loss") is not None]
-    if all(row["step"] == 0 for row in held):  # evaluated before training only
+    held = [row for row in run.metrics if row.eval_loss is not None]
+    if all(row.step == 0 for row in held):  # evaluated before training only
         return None
     found = best(values(held, "step"), values(held, "eval_loss"))
     if found is None:
         return None
     step, loss, last = *found, held[-1]
-    if step == last["step"]:
+    if step == last.step:
         return f"During training, held-out loss was lowest at the last evaluation, step {step:,}: {loss:.3f}."
-    at_last = f"at the last evaluation, step {last['step']:,}: {last['eval_loss']:.3f}"
+    at_last = f"at the last evaluation, step {last.step:,}: {last.eval_loss:.3f}"
     return f"During training, held-out loss was lowest at step {step:,}: {loss:.3f}; {at_last}."
 
 
@@ -223,12 +224,12 @@ class SampleTable:
         return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
 
 
-def sample_tables(samples: Rows, metrics: Rows) -> list[SampleTable]:
+def sample_tables(samples: Sequence[Sample], metrics: Sequence[MetricsRow]) -> list[SampleTable]:
     """Return one table for each prompt, from the saved samples and the logged held-out losses."""
     by_prompt: dict[str, dict[int, str]] = {}
     for sample in samples:
-        by_prompt.setdefault(sample["prompt"], {})[sample["step"]] = sample["sampled"]
-    held = [(row["step"], row["eval_loss"]) for row in metrics if row.get("eval_loss") is not None]
+        by_prompt.setdefault(sample.prompt, {})[sample.step] = sample.sampled
+    held = [(row.step, row.eval_loss) for row in metrics if row.eval_loss is not None]
     return [
         SampleTable(
             one_line(prompt),

@@ -9,6 +9,7 @@ versions of gpt2small_hf 0.1, which did not record all of what is optional in `r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -16,14 +17,13 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
+from gpt2small_hf.runs.files import read_json, read_jsonl, write_json, write_jsonl
 
 SCHEMA_VERSION = 1
 """Of files written by this version."""
 
 Json = dict[str, Any]
 P = TypeVar("P", bound="Part")
-R = TypeVar("R", bound="Record")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,11 @@ class Part:
         return cls(**values, extra=extra, absent=frozenset(absent))
 
     @classmethod
+    def load(cls: type[P], path: Path) -> P:
+        """Read a file. Raises: UsageError naming the file, the key, the value found and the type expected."""
+        return cls.from_json(read_json(path), f"{path}:")
+
+    @classmethod
     def load_lines(cls: type[P], path: Path) -> list[P]:
         """Read a JSON Lines file; one that does not exist has no lines. Raises: UsageError as `from_json`."""
         lines = read_jsonl(path) if path.is_file() else []
@@ -78,14 +83,9 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Record(Part):
-    """The contents of one file, or of one line of it."""
+    """The contents of a file of this package."""
 
     schema_version: int = 0
-
-    @classmethod
-    def load(cls: type[R], path: Path) -> R:
-        """Read a file. Raises: UsageError naming the file, the key, the value found and the type expected."""
-        return cls.from_json(read_json(path), f"{path}:")
 
     def save(self, path: Path) -> None:
         """Write the file, complete or not at all, as one of this version."""
@@ -136,6 +136,11 @@ def _parse(value: Any, expected: Any, where: str) -> Any:
         if origin is dict and isinstance(value, dict):
             return {key: _parse(item, inner[1], _inside(where, key)) for key, item in cast(Json, value).items()}
     raise _mistyped(where, value, _words(expected))
+
+
+def save_lines(path: Path, lines: Iterable[Part]) -> None:
+    """Write a JSON Lines file, complete or not at all."""
+    write_jsonl(path, (line.to_json() for line in lines))
 
 
 def _plain(value: Any) -> Any:

@@ -6,44 +6,83 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import read_json, read_jsonl
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in, number_of
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, HeldOut
-
-Rows = list[dict[str, Any]]
+from gpt2small_hf.runs.results import (
+    Answer,
+    Completions,
+    GuardState,
+    HeldOut,
+    HeldOutRows,
+    MetricsRow,
+    Sample,
+    TrainerProgress,
+)
 
 
 class Run:
-    """The contents of a run folder."""
+    """The contents of a run folder. Each file is read when it is first needed; a damaged one raises a UsageError."""
 
     def __init__(self, folder: RunFolder) -> None:
-        """Read them.
-
-        Raises: UsageError if it is not a run folder, or a file in it is broken.
-        """
-        self.resolved = read_resolved(folder)
+        """Raise: UsageError if the folder is missing or not a run folder."""
+        if not folder.resolved.is_file():
+            reason = "is not a run folder. Name one" if folder.root.exists() else "does not exist. Name a run folder"
+            raise UsageError(f"{folder.root} {reason}, such as runs/tiny.")
         self.folder = folder
         self.name = folder.root.resolve().name
-        self.metrics = _lines(folder.metrics)
-        self.train = [row for row in self.metrics if "loss" in row]
-        self.heldout = HeldOut.load(folder.heldout) if folder.finished else None
-        self.logged_step: int = max((row["step"] for row in self.metrics), default=0)
-        # A killed run may leave a newer, incomplete checkpoint.
-        self.newest = next(filter(_is_readable, checkpoints_in(folder.checkpoints)), None)
-        self.step: int = max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
-        # Runs without samples of checkpoints have those of the finished model.
-        written: Rows = read_json(folder.completions)["completions"] if folder.completions.is_file() else []
-        self.samples = _lines(folder.samples) or [{"step": self.step, **completion} for completion in written]
+
+    @cached_property
+    def resolved(self) -> Resolved:
+        """All settings."""
+        return Resolved.load(self.folder.resolved)
+
+    @cached_property
+    def metrics(self) -> list[MetricsRow]:
+        """The log."""
+        return MetricsRow.load_lines(self.folder.metrics)
+
+    @cached_property
+    def train(self) -> list[MetricsRow]:
+        """The rows of the log that have a training loss, finite or not."""
+        return [row for row in self.metrics if row.has("loss")]
+
+    @cached_property
+    def heldout(self) -> HeldOut | None:
+        """The results of a finished run."""
+        return HeldOut.load(self.folder.heldout) if self.folder.finished else None
+
+    @cached_property
+    def logged_step(self) -> int:
+        """The last step in the log."""
+        return max((row.step for row in self.metrics), default=0)
+
+    @cached_property
+    def newest(self) -> Path | None:
+        """The newest checkpoint that can be read: a killed run may leave a newer, incomplete one."""
+        return next(filter(_is_readable, checkpoints_in(self.folder.checkpoints)), None)
+
+    @property
+    def step(self) -> int:
+        """The last step in the log or of a checkpoint."""
+        return max(self.logged_step, 0 if self.newest is None else number_of(self.newest))
+
+    @cached_property
+    def samples(self) -> list[Sample]:
+        """Samples over training; of runs without, those of the finished model."""
+        if found := Sample.load_lines(self.folder.samples):
+            return found
+        path = self.folder.completions
+        written = Completions.load(path).completions if path.is_file() else []
+        return [Sample(step=self.step, **vars(one)) for one in written]
 
     @property
     def tokens(self) -> int | None:
-        """Return the number of training tokens so far; None if they were not counted."""
+        """The number of training tokens so far; None if they were not counted."""
         logged = logged_tokens(self.metrics)
         if self.newest is None or number_of(self.newest) <= self.logged_step:
             return logged
@@ -51,12 +90,12 @@ class Run:
 
     def usual(self, name: str) -> float | None:
         """Return the median of a logged metric; None if it was not logged."""
-        found = [row[name] for row in self.train if row.get(name) is not None]
+        found = [value for row in self.train if (value := getattr(row, name)) is not None]
         return statistics.median(found) if found else None
 
     @cached_property
     def n_parameters(self) -> int | None:
-        """Return the number of parameters of the saved model, a tied head counted once; None if no model is saved."""
+        """The number of parameters of the saved model, a tied head counted once; None if no model is saved."""
         saved = [self.folder.model / "model.safetensors", *self.folder.checkpoints.glob("*/model.safetensors")]
         for path in saved:
             try:
@@ -69,17 +108,17 @@ class Run:
 
     @cached_property
     def answers(self) -> list[Answer]:
-        """Return the finished model's answers to held-out questions (chat runs only)."""
+        """The finished model's answers to held-out questions (chat runs only)."""
         return Answer.load_lines(self.folder.answers)
 
     @property
     def measured(self) -> HeldOut | None:
-        """Return the results on held-out data; None if the run is not finished, or nothing was held out."""
+        """The results on held-out data; None if the run is not finished, or nothing was held out."""
         return self.heldout if self.heldout is not None and self.heldout.after is not None else None
 
     @property
     def loss_nats(self) -> float:
-        """Return the held-out loss of a finished run. Raises: UsageError if nothing was held out."""
+        """The held-out loss of a finished run. Raises: UsageError if nothing was held out."""
         if self.heldout is None or self.heldout.after is None:
             raise UsageError(
                 f"{self.folder.root} has no held-out loss: the run is not finished, or has no validation data."
@@ -87,40 +126,42 @@ class Run:
         return self.heldout.after.loss_nats
 
     @property
-    def measured_on(self) -> tuple[Any, ...] | None:
-        """Return the data fingerprint and the rows: held-out losses are comparable if these are equal."""
-        if self.heldout is None:
-            return None
-        return self.resolved.data.fingerprint, self.heldout.rows
+    def loss_before_nats(self) -> float | None:
+        """The held-out loss before training; None if it was not measured or not finite."""
+        logged = (row.eval_loss for row in self.metrics if row.step == 0)
+        return self.resolved.loss_before_nats or next(filter(None, logged), None)
+
+    @property
+    def measured_on(self) -> tuple[str, HeldOutRows] | None:
+        """The data fingerprint and the rows: held-out losses are comparable if these are equal."""
+        return self.heldout and (self.resolved.data.fingerprint, self.heldout.rows)
 
 
 def read_resolved(folder: RunFolder) -> Resolved:
     """Read `resolved.json` alone. Raises: UsageError if the folder is missing or not a run folder."""
-    if not folder.root.exists():
-        raise UsageError(f"{folder.root} does not exist. Name a run folder, such as runs/tiny.")
-    if not folder.resolved.is_file():
-        raise UsageError(f"{folder.root} is not a run folder. Name one, such as runs/tiny.")
-    return Resolved.load(folder.resolved)
+    return Run(folder).resolved
 
 
-def logged_tokens(rows: Rows) -> int | None:
-    """Return the last number of training tokens in some log lines; None if there is none."""
-    return next((row["num_input_tokens_seen"] for row in reversed(rows) if "num_input_tokens_seen" in row), None)
+def logged_tokens(rows: Sequence[MetricsRow]) -> int | None:
+    """Return the last number of training tokens in some rows of a log; None if there is none."""
+    counts = (row.num_input_tokens_seen for row in reversed(rows))
+    return next((count for count in counts if count is not None), None)
+
+
+def progress_of(checkpoint: Path) -> TrainerProgress:
+    """Return how far training was at a checkpoint. Raises: UsageError if its file is missing or damaged."""
+    return TrainerProgress.load(checkpoint / "trainer_state.json")
 
 
 def tokens_of(checkpoint: Path) -> int:
     """Return the training tokens up to a checkpoint, logged or not; 0 if an earlier version did not count them."""
-    logged = read_json(checkpoint / "trainer_state.json")["num_input_tokens_seen"]
-    return logged + sum(read_json(path).get("tokens", 0) for path in checkpoint.glob("guard_*.json"))
+    unlogged = sum(GuardState.load(path).tokens for path in checkpoint.glob("guard_*.json"))
+    return progress_of(checkpoint).num_input_tokens_seen + unlogged
 
 
 def _is_readable(checkpoint: Path) -> bool:
     try:
         tokens_of(checkpoint)
-    except (UsageError, OSError, LookupError, TypeError, AttributeError):
+    except (UsageError, OSError):
         return False
     return True
-
-
-def _lines(path: Path) -> Rows:
-    return read_jsonl(path) if path.is_file() else []

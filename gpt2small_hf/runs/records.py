@@ -220,6 +220,8 @@ class Resolved(Record):
     model: ModelSettings
     trainer: TrainerSettings
     rows_per_step: int | None = None
+    loss_before_nats: float | None = None
+    """Held-out loss before training; None if nothing is held out. Earlier versions only logged it, at step 0."""
     device: DeviceFacts
     parameters: ParameterCounts | None = None
     made_by: MadeBy

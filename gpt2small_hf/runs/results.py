@@ -6,8 +6,90 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpt2small_hf.runs.files import finite
 from gpt2small_hf.runs.json_records import Part, Record
 from gpt2small_hf.runs.records import MadeBy
+
+# ---- metrics.jsonl and checkpoints ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsRow(Part):
+    """A line of `metrics.jsonl`: what was logged at a step, under the Trainer's names, or a symptom of bad training.
+
+    Losses are in nats. Values that are not finite are null in the file: `has` tells them from those not logged.
+    """
+
+    step: int
+    loss: float | None = None
+    """Mean over the steps since the last row with a loss, like the next seven."""
+    loss_min: float | None = None
+    loss_max: float | None = None
+    grad_norm_mean: float | None = None
+    grad_norm_max: float | None = None
+    clipped: float | None = None
+    """Share of the steps whose gradients were clipped."""
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    data_wait: float | None = None
+    """Share of the time spent waiting for batches."""
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    memory_gib: float | None = None
+    num_input_tokens_seen: int | None = None
+    epoch: float | None = None
+    eval_loss: float | None = None
+    """Held-out loss; at step 0, before training."""
+    train_loss: float | None = None
+    """At the end of training: mean over all steps."""
+    symptom: str | None = None
+    says: str | None = None
+    """Description of the symptom, likely cause and what to try."""
+
+    @classmethod
+    def of(cls, step: int, **logged: Any) -> MetricsRow:
+        """Return the row of what is logged at a step; numbers that are not finite become null."""
+        return cls.from_json(finite({"step": step, **logged}), f"log of step {step}:")
+
+    def has(self, *names: str) -> bool:
+        """Return whether one of these was logged, finite or not."""
+        return any(name not in self.absent for name in names)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """The number of steps skipped so far, by kind."""
+        return {key.removeprefix("skipped_"): n for key, n in self.extra.items() if key.startswith("skipped_")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerProgress(Part):
+    """`trainer_state.json` of a checkpoint, which the Trainer writes; what is not read is `extra`."""
+
+    global_step: int
+    max_steps: int
+    epoch: float | None = None
+    num_input_tokens_seen: int
+    """As of the last log."""
+    best_model_checkpoint: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardState(Part):
+    """`guard_<rank>.json` of a checkpoint: what `GradientGuard` of this rank has counted."""
+
+    world_size: int
+    skipped: dict[str, int]
+    in_a_row: int
+    history: list[float]
+    """Gradient norms that a spike is compared with."""
+    losses: list[float | None]
+    """Of the steps since the last log, like `norms`."""
+    norms: list[float | None]
+    loss_sum: float = 0.0
+    n_losses: int = 0
+    tokens: int = 0
+    """That are not logged yet."""
+
 
 # ---- evaluation/heldout.json -------------------------------------------------------------------------------------
 
@@ -101,6 +183,8 @@ class Answer(Part):
     answer: str
     ended: bool
     """Whether the answer ended with a stop token."""
+    tokens: int | None = None
+    """Of the answer, with the stop token."""
 
     @property
     def turns(self) -> list[str]:

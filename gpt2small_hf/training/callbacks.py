@@ -33,8 +33,10 @@ from gpt2small_hf.formatting import duration
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import one_line
-from gpt2small_hf.runs.files import append_jsonl, read_jsonl, write_jsonl
+from gpt2small_hf.runs.files import append_jsonl
+from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.results import MetricsRow, Sample
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_BETWEEN_CHARTS = 60
@@ -57,10 +59,10 @@ class MetricsLog(TrainerCallback):
     ) -> None:
         """Remove lines after the start step, and the final summary: a resumed run logs them again."""
         if state.is_world_process_zero and self.path.exists():
-            rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
+            rows = [row for row in MetricsRow.load_lines(self.path) if row.step <= state.global_step]
             if state.global_step == 0:  # an evaluation at the start (--eval_on_start) is done again
                 rows = rows[:1]
-            write_jsonl(self.path, [row for row in rows if "train_runtime" not in row])
+            save_lines(self.path, [row for row in rows if not row.has("train_loss")])
 
     def on_log(
         self,
@@ -72,7 +74,7 @@ class MetricsLog(TrainerCallback):
     ) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
-            append_jsonl(self.path, {"step": state.global_step, **logs})
+            append_jsonl(self.path, MetricsRow.of(state.global_step, **logs).to_json())
 
 
 class SampleCallback(TrainerCallback):
@@ -110,11 +112,11 @@ class SampleCallback(TrainerCallback):
     ) -> None:
         """Remove samples after the start step; write those of the start step if they are missing or incomplete."""
         if state.is_world_process_zero and self.path.exists():
-            rows = [row for row in read_jsonl(self.path) if row["step"] <= state.global_step]
-            n_last = sum(row["step"] == state.global_step for row in rows)
+            rows = [row for row in Sample.load_lines(self.path) if row.step <= state.global_step]
+            n_last = sum(row.step == state.global_step for row in rows)
             if n_last < len(self.prompts):
                 rows = rows[: len(rows) - n_last]
-            write_jsonl(self.path, rows)
+            save_lines(self.path, rows)
         if self.starts_scheduled:
             self.on_save(args, state, control, **kwargs)
 
@@ -125,13 +127,13 @@ class SampleCallback(TrainerCallback):
         model = unsharded_model(kwargs["model"])
         if not state.is_world_process_zero:
             return
-        if self.path.exists() and any(row["step"] == state.global_step for row in read_jsonl(self.path)):
+        if any(row.step == state.global_step for row in Sample.load_lines(self.path)):
             return
         self.progress.show("sampling…")
         rows = complete(model, self.tokenizer, self.prompts, chat=self.chat)
         for row in rows:
-            append_jsonl(self.path, {"step": state.global_step, **row})
-        self.progress.sample = rows[0]["greedy" if self.chat else "sampled"] if rows else None
+            append_jsonl(self.path, Sample(step=state.global_step, **vars(row)).to_json())
+        self.progress.sample = (rows[0].greedy if self.chat else rows[0].sampled) if rows else None
 
 
 def samples_are_due(args: TrainingArguments, state: TrainerState, *, every: bool = False) -> bool:

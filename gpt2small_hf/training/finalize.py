@@ -16,9 +16,10 @@ from gpt2small_hf.evaluation.tasks import notes, run_tasks, save_results, tables
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT, console_table, kept_line, worse_line
-from gpt2small_hf.runs.files import atomic_write, read_jsonl, set_default_permissions
+from gpt2small_hf.runs.files import atomic_write, set_default_permissions
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.inputs import RunInputs
 
 
@@ -52,7 +53,7 @@ def finalize(
         train=rows,
         prompts=config.run.prompts or [],
         is_chat=rows.is_chat,
-        loss_before=read_jsonl(run.metrics)[0]["eval_loss"] if inputs.heldout else None,
+        loss_before=Run(run).loss_before_nats,
         max_answers=config.run.max_answers,
         batch_size=batch_size,
     )

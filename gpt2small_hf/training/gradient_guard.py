@@ -21,7 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Trainer
 
 from gpt2small_hf.errors import RunStoppedError
-from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.runs.files import write_json
+from gpt2small_hf.runs.results import GuardState
 
 KINDS = ("loss", "non_finite", "overflow", "spike")
 """Why a step is skipped: its loss is not finite; finite losses, but an element of a gradient is not; finite elements,
@@ -207,34 +208,34 @@ class GradientGuard(Trainer):
         self.step_losses, self.norms = [], []
         return finite, norms
 
-    def state_to_save(self) -> dict[str, Any]:
-        """Return what this rank adds to a checkpoint, as JSON: counts, norms and what is not logged yet."""
-        return {
-            "world_size": self.args.world_size,
-            "skipped": self.detector.skipped,
-            "in_a_row": self.detector.in_a_row,
-            "history": list(self.detector.norms),
-            "losses": [float(loss) for loss in self.step_losses],
-            "norms": [float(norm) for norm in self.norms],
-            "loss_sum": self.loss_sum,
-            "n_losses": self.n_losses,
-        }
+    def state_to_save(self) -> GuardState:
+        """Return what this rank adds to a checkpoint: counts, norms and what is not logged yet."""
+        return GuardState(
+            world_size=self.args.world_size,
+            skipped=self.detector.skipped,
+            in_a_row=self.detector.in_a_row,
+            history=list(self.detector.norms),
+            losses=[float(loss) for loss in self.step_losses],
+            norms=[float(norm) for norm in self.norms],
+            loss_sum=self.loss_sum,
+            n_losses=self.n_losses,
+        )
 
-    def restore_state(self, saved: dict[str, Any]) -> None:
+    def restore_state(self, saved: GuardState) -> None:
         """Continue from what `state_to_save` returned."""
-        self.detector.skipped, self.detector.in_a_row = saved["skipped"], saved["in_a_row"]
-        self.detector.norms.extend(saved["history"])
-        self.loss_sum, self.n_losses = saved.get("loss_sum", 0.0), saved.get("n_losses", 0)
-        if saved["world_size"] == self.args.world_size:  # otherwise the ranks' parts of the interval do not add up
-            for mine, values in ((self.step_losses, saved["losses"]), (self.norms, saved["norms"])):
+        self.detector.skipped, self.detector.in_a_row = saved.skipped, saved.in_a_row
+        self.detector.norms.extend(saved.history)
+        self.loss_sum, self.n_losses = saved.loss_sum, saved.n_losses
+        if saved.world_size == self.args.world_size:  # otherwise the ranks' parts of the interval do not add up
+            for mine, values in ((self.step_losses, saved.losses), (self.norms, saved.norms)):
                 mine += [torch.tensor(math.nan if v is None else v, device=self.args.device) for v in values]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
-        write_json(Path(output_dir) / f"guard_{self.args.process_index}.json", self.state_to_save())
+        write_json(Path(output_dir) / f"guard_{self.args.process_index}.json", self.state_to_save().to_json())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         path = Path(checkpoint or "") / f"guard_{self.args.process_index}.json"
         if path.exists():
-            self.restore_state(read_json(path))
+            self.restore_state(GuardState.load(path))

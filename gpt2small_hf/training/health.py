@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from gpt2small_hf.runs.files import append_jsonl, read_jsonl
+from gpt2small_hf.runs.files import append_jsonl
+from gpt2small_hf.runs.results import MetricsRow
 
 # A spike exceeds the recent median by this share of it, by this number of nats, by this multiple of the largest recent
 # rise, and by this number of standard deviations of the logarithm of the loss.
@@ -49,33 +50,28 @@ class Symptoms:
         self.highest_rate = 0.0
         self.waits: deque[float] = deque(maxlen=WAITING_ROWS)
 
-    def judge(self, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the symptoms that a row shows for the first time: `{"step", "symptom", "says"}` each.
-
-        A row with a symptom marks it as reported. Values that are None or not finite are ignored.
-        """
-        if "symptom" in row:
-            self.named.add(row["symptom"])
+    def judge(self, row: MetricsRow) -> list[MetricsRow]:
+        """Return the symptoms that a row shows for the first time. A row with a symptom marks it as reported."""
+        if row.symptom is not None:
+            self.named.add(row.symptom)
             return []
-        numbers = {k: v for k, v in row.items() if isinstance(v, (int, float)) and math.isfinite(v)}
         seen = {
-            "loss spike": self._spike(numbers),
-            "plateau": self._plateau(numbers),
-            "divergence": self._divergence(numbers),
-            "overfitting": self._overfitting(numbers),
-            "learning rate": self._rate(numbers),
-            "gradient norm": self._norm(numbers),
-            "waiting for data": self._waiting(numbers),
+            "loss spike": self._spike(row),
+            "plateau": self._plateau(row),
+            "divergence": self._divergence(row),
+            "overfitting": self._overfitting(row),
+            "learning rate": self._rate(row),
+            "gradient norm": self._norm(row),
+            "waiting for data": self._waiting(row),
         }
         new = {name: says for name, says in seen.items() if says and name not in self.named}
         self.named |= new.keys()
-        return [{"step": row["step"], "symptom": name, "says": says} for name, says in new.items()]
+        return [MetricsRow.of(row.step, symptom=name, says=says) for name, says in new.items()]
 
-    def _spike(self, row: dict[str, Any]) -> str | None:
+    def _spike(self, row: MetricsRow) -> str | None:
         says = None
         for key, before in self.losses.items():
-            if key in row:
-                value = row[key]
+            if (value := getattr(row, key)) is not None:
                 if is_spike(value, before):
                     says = says or (
                         f"the loss jumped to {value:.2f} from about {usual(before):.2f}: a bad batch, or too high a "
@@ -85,14 +81,14 @@ class Symptoms:
                 before.append(value)
         return says
 
-    def _plateau(self, row: dict[str, Any]) -> str | None:
-        if "loss" not in row or "learning_rate" not in row or row["step"] <= self.warmup_steps:
+    def _plateau(self, row: MetricsRow) -> str | None:
+        if row.loss is None or row.learning_rate is None or row.step <= self.warmup_steps:
             return None
-        if row["learning_rate"] < self.peak_rate / 2:  # the decay, where the loss changes little
+        if row.learning_rate < self.peak_rate / 2:  # the decay, where the loss changes little
             self.at_full_rate = []
             return None
-        self.at_full_rate.append((row["step"], row["loss"]))
-        begin = row["step"] - PLATEAU_SHARE * self.total_steps
+        self.at_full_rate.append((row.step, row.loss))
+        begin = row.step - PLATEAU_SHARE * self.total_steps
         n = max(PLATEAU_ROWS, sum(step >= begin for step, _ in self.at_full_rate))
         steps, losses = np.array(self.at_full_rate[-n:], dtype=float).T
         if len(steps) < n or steps[0] > begin + (steps[1] - steps[0]):
@@ -106,33 +102,33 @@ class Symptoms:
             "three times lower and one three times higher."
         )
 
-    def _divergence(self, row: dict[str, Any]) -> str | None:
-        if "eval_loss" not in row:
+    def _divergence(self, row: MetricsRow) -> str | None:
+        if row.eval_loss is None:
             return None
-        if row["step"] == 0:
-            self.start = row["eval_loss"]
-        if self.start is None or row["eval_loss"] <= self.start * (1 + WORSE_SHARE):
+        if row.step == 0:
+            self.start = row.eval_loss
+        if self.start is None or row.eval_loss <= self.start * (1 + WORSE_SHARE):
             return None
         training = self.losses["loss"]
         if training and training[-1] <= self.start:  # overfitting, see below
             return None
         return (
-            f"the held-out loss is {row['eval_loss']:.3f}, above the {self.start:.3f} before training: the model gets "
+            f"the held-out loss is {row.eval_loss:.3f}, above the {self.start:.3f} before training: the model gets "
             "worse; lower --learning_rate, warm up longer, or clip at --max_grad_norm 1."
         )
 
-    def _overfitting(self, row: dict[str, Any]) -> str | None:
-        if "loss" in row:
-            self.since_best.append(row["loss"])
-        if "eval_loss" not in row:
+    def _overfitting(self, row: MetricsRow) -> str | None:
+        if row.loss is not None:
+            self.since_best.append(row.loss)
+        if row.eval_loss is None:
             return None
-        if self.best is None or row["eval_loss"] <= self.best[0]:
-            self.best, self.worse, self.since_best = (row["eval_loss"], row["step"]), 0, []
+        if self.best is None or row.eval_loss <= self.best[0]:
+            self.best, self.worse, self.since_best = (row.eval_loss, row.step), 0, []
             return None
-        self.worse = self.worse + 1 if row["eval_loss"] > self.best[0] * (1 + WORSE_SHARE) else 0
+        self.worse = self.worse + 1 if row.eval_loss > self.best[0] * (1 + WORSE_SHARE) else 0
         half = len(self.since_best) // 2
         # In the first epoch no row has been repeated.
-        if self.worse < WORSE_EVALUATIONS or not half or row.get("epoch", math.inf) <= 1:
+        if self.worse < WORSE_EVALUATIONS or not half or (row.epoch is not None and row.epoch <= 1):
             return None
         if statistics.fmean(self.since_best[-half:]) >= statistics.fmean(self.since_best[:half]):
             return None
@@ -142,32 +138,32 @@ class Symptoms:
             "that step, or train on more text, or with dropout."
         )
 
-    def _rate(self, row: dict[str, Any]) -> str | None:
-        if "learning_rate" not in row:
+    def _rate(self, row: MetricsRow) -> str | None:
+        if row.learning_rate is None:
             return None
-        self.highest_rate = max(self.highest_rate, row["learning_rate"])
+        self.highest_rate = max(self.highest_rate, row.learning_rate)
         # In the second half the rate may be decaying, and a log that starts there does not contain its peak.
-        well_after_warmup = max(2 * self.warmup_steps, self.warmup_steps + 5) <= row["step"] <= self.total_steps / 2
+        well_after_warmup = max(2 * self.warmup_steps, self.warmup_steps + 5) <= row.step <= self.total_steps / 2
         if not well_after_warmup or self.highest_rate > self.peak_rate / 2:
             return None
         return (
-            f"the learning rate is {row['learning_rate']:.1e} and was never above half of its peak of "
+            f"the learning rate is {row.learning_rate:.1e} and was never above half of its peak of "
             f"{self.peak_rate:.1e}, though warm-up should take {self.warmup_steps:,} steps: training is slow; see "
             "--learning_rate, --lr_scheduler_type and --warmup_steps, which counts optimizer steps."
         )
 
-    def _norm(self, row: dict[str, Any]) -> str | None:
-        norm = row.get("grad_norm_max", row.get("grad_norm", 0.0))
-        if norm <= MOST_NORM:
+    def _norm(self, row: MetricsRow) -> str | None:
+        norm = row.grad_norm if row.grad_norm_max is None else row.grad_norm_max
+        if norm is None or norm <= MOST_NORM:
             return None
         return (
             f"the gradient norm reached {norm:,.0f}, where 0.1 to 10 is usual: training is unstable; lower "
             "--learning_rate, warm up longer, or clip at --max_grad_norm 1."
         )
 
-    def _waiting(self, row: dict[str, Any]) -> str | None:
-        if "data_wait" in row:
-            self.waits.append(row["data_wait"])
+    def _waiting(self, row: MetricsRow) -> str | None:
+        if row.data_wait is not None:
+            self.waits.append(row.data_wait)
         if len(self.waits) < WAITING_ROWS or min(self.waits) <= MOST_WAITING:
             return None
         return (
@@ -228,9 +224,9 @@ class HealthCallback(TrainerCallback):
             warmup_steps=args.get_warmup_steps(state.max_steps),
             total_steps=state.max_steps,
         )
-        if state.is_world_process_zero and self.metrics.exists():
-            for row in read_jsonl(self.metrics):
-                if row["step"] <= state.global_step:
+        if state.is_world_process_zero:
+            for row in MetricsRow.load_lines(self.metrics):
+                if row.step <= state.global_step:
                     self.symptoms.judge(row)
 
     def on_log(
@@ -244,6 +240,6 @@ class HealthCallback(TrainerCallback):
         """Report new symptoms."""
         if not state.is_world_process_zero or not logs:
             return
-        for row in self.symptoms.judge({"step": state.global_step, **logs}):
-            print(f"symptom: step {row['step']:,}, {row['symptom']}: {row['says']}", file=sys.stderr)
-            append_jsonl(self.metrics, row)
+        for row in self.symptoms.judge(MetricsRow.of(state.global_step, **logs)):
+            print(f"symptom: step {row.step:,}, {row.symptom}: {row.says}", file=sys.stderr)
+            append_jsonl(self.metrics, row.to_json())

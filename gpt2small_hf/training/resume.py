@@ -14,11 +14,13 @@ from typing import Any
 from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import check_writable, is_leftover, read_json, read_jsonl, write_jsonl
+from gpt2small_hf.runs.files import check_writable, is_leftover, read_json
+from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
 from gpt2small_hf.runs.reader import read_resolved
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
+from gpt2small_hf.runs.results import MetricsRow, Sample
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_complete, step_of, why_not
 
 # Settings that affect neither the weights nor which of them are kept. All others are compared, including those that
@@ -309,6 +311,6 @@ def start_branch(checkpoint: Path, run: RunFolder) -> None:
     """Copy metrics and samples up to the checkpoint from the parent run to the branch."""
     done, parent = step_of(checkpoint), run_of(checkpoint)
     # Metrics last: they mark the branch as started.
-    for theirs, ours in ((parent.samples, run.samples), (parent.metrics, run.metrics)):
+    for kind, theirs, ours in ((Sample, parent.samples, run.samples), (MetricsRow, parent.metrics, run.metrics)):
         if theirs.exists():
-            write_jsonl(ours, [row for row in read_jsonl(theirs) if row["step"] <= done])
+            save_lines(ours, [row for row in kind.load_lines(theirs) if row.step <= done])

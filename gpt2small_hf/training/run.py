@@ -26,9 +26,11 @@ from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.runs.files import read_jsonl, write_jsonl
+from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder, number_of
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import (
     flops_per_token,
@@ -303,9 +305,13 @@ def start_run(
         print(f"resuming from {checkpoint}")
         if not run.metrics.exists():
             print(f"{run.metrics} does not exist: earlier log lines are lost.", file=sys.stderr)
-    if heldout and (not run.metrics.exists() or not read_jsonl(run.metrics)):
-        loss = heldout_losses(model, heldout, batch_size=arguments.eval_batch_size).mean()
-        write_jsonl(run.metrics, [{"step": 0, "eval_loss": float(loss)}])
+    if heldout:
+        loss = Run(run).loss_before_nats
+        if loss is None:
+            loss = float(heldout_losses(model, heldout, batch_size=arguments.eval_batch_size).mean())
+        if not MetricsRow.load_lines(run.metrics):
+            save_lines(run.metrics, [MetricsRow.of(0, eval_loss=loss)])
+        replace(record, loss_before_nats=loss).save(run.resolved)
 
 
 def _out_of_memory(error: BaseException) -> str:

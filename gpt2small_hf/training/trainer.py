@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from transformers.trainer_utils import unwrap_peft_model
 
 from gpt2small_hf.data.row_dataset import PaddedLength, RowDataset
+from gpt2small_hf.runs.results import GuardState
 from gpt2small_hf.training.checkpointing import ResumableTrainer
 from gpt2small_hf.training.gradient_guard import GradientGuard
 from gpt2small_hf.training.optimizers import OPTIMIZERS
@@ -221,12 +222,12 @@ class CausalLMTrainer(GradientGuard, ResumableTrainer):
         self.waited = self.trained = 0.0
         return speed
 
-    def state_to_save(self) -> dict[str, Any]:
+    def state_to_save(self) -> GuardState:
         """Add the tokens that are not logged yet; see `GradientGuard.state_to_save`."""
-        return {**super().state_to_save(), "tokens": int(self.unlogged_tokens)}
+        return replace(super().state_to_save(), tokens=int(self.unlogged_tokens))
 
-    def restore_state(self, saved: dict[str, Any]) -> None:
+    def restore_state(self, saved: GuardState) -> None:
         """Continue from what `state_to_save` returned."""
         super().restore_state(saved)
-        if saved["world_size"] == self.args.world_size:
-            self.unlogged_tokens = saved.get("tokens", 0)
+        if saved.world_size == self.args.world_size:
+            self.unlogged_tokens = saved.tokens

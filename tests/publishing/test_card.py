@@ -45,6 +45,7 @@ from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, w
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
+from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.training.base_model import sources_of
 from gpt2small_hf.training.budget import flops_per_token
 
@@ -464,11 +465,11 @@ def test_license_of_the_training_data_is_named_where_it_is_known(tiny_run):
 
 def test_a_checkpoint_says_which_step_it_is_of_and_claims_none_of_the_runs_results(cards):
     card = cards["checkpoint"]
-    then = {row["step"]: row["eval_loss"] for row in card.source.run.metrics if "eval_loss" in row}
+    then = {row.step: row.eval_loss for row in card.source.run.metrics if row.has("eval_loss")}
     assert re.search(rf"weights at step 10\b.* the held-out loss was {then[10]:.3f} nats", card.prose)
     logged = loss_at_step(card.source)
     assert logged is not None
-    assert (logged["step"], logged["eval_loss"]) == (10, then[10])
+    assert (logged.step, logged.eval_loss) == (10, then[10])
     assert "1,280 tokens" in card.prose
     assert "2,560" not in card.prose
     after = read_json(card.source.run_folder.heldout)["after"]
@@ -759,7 +760,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     tokens = rows[-1]["num_input_tokens_seen"]
     if variant not in ("chat", "adapters"):
         assert f" {approximate(tokens)} tokens" in card.prose
-    seconds = round(training_seconds(rows))
+    seconds = round(training_seconds([MetricsRow.of(**row) for row in rows]))
     told = card.table("hardware")
     device = resolved["device"]
     assert told["hardware"][0].startswith(f"CPU ({device['name']}), {counted(device['threads'], 'thread')}")
@@ -1043,14 +1044,14 @@ def test_tokens_of_a_checkpoint_between_two_lines_of_the_log_are_all_counted(tin
 
 def test_training_time_is_that_of_the_steps_of_all_sittings():
     rows = [
-        {"step": 0, "eval_loss": 5.0},
-        {"step": 10, "loss": 4.0, "num_input_tokens_seen": 1000, "tokens_per_second": 100.0},
-        {"step": 10, "eval_loss": 4.5},
-        {"step": 20, "loss": 3.0, "num_input_tokens_seen": 3000, "tokens_per_second": 500.0},
+        MetricsRow.of(0, eval_loss=5.0),
+        MetricsRow.of(10, loss=4.0, num_input_tokens_seen=1000, tokens_per_second=100.0),
+        MetricsRow.of(10, eval_loss=4.5),
+        MetricsRow.of(20, loss=3.0, num_input_tokens_seen=3000, tokens_per_second=500.0),
     ]
     assert training_seconds(rows) == pytest.approx(1000 / 100 + 2000 / 500)
     assert training_seconds([]) is None
-    assert training_seconds([{"step": 5, "loss": 1.0}]) is None
+    assert training_seconds([MetricsRow.of(5, loss=1.0)]) is None
 
 
 @pytest.mark.slow
@@ -1066,7 +1067,9 @@ def test_of_a_resumed_run_the_steps_of_both_sittings_count_once(tiny_run, tmp_pa
     assert [row["step"] for row in steps] == [5, 10, 15, 20]
     assert rows[:3] == before[:3]
     assert steps[-1]["tokens_per_second"] != before[-3]["tokens_per_second"]
-    assert training_seconds(rows) == pytest.approx(sum(5 * 4 * 32 / row["tokens_per_second"] for row in steps))
+    assert training_seconds(Run(run).metrics) == pytest.approx(
+        sum(5 * 4 * 32 / row["tokens_per_second"] for row in steps)
+    )
 
 
 # ---- metadata ---------------------------------------------------------------------------------------------------

@@ -142,7 +142,7 @@ def test_a_run_that_keeps_its_best_step_is_of_the_step_whose_weights_it_kept(sav
     often = ("--eval_steps", "5", "--save_steps", str(save_steps), "--load_best_model_at_end")
     words = [*tiny_words(tmp_path, tmp_path / "runs" / "best"), "--validation_text", str(tmp_path / "digits.txt")]
     run = run_train([*words, *often])
-    losses = {row["step"]: row["eval_loss"] for row in Run(run).metrics if "eval_loss" in row and row["step"]}
+    losses = {row.step: row.eval_loss for row in Run(run).metrics if row.has("eval_loss") and row.step}
     assert min(losses, key=losses.__getitem__) == 5
     same = [p.parent.name for p in run.checkpoints.glob("*/*.safetensors") if sha256(p) == sha256(run.model / p.name)]
     assert same == [f"checkpoint-{kept}"]

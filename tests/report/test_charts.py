@@ -1,6 +1,7 @@
 """Charts of good and failed runs, and the functions that compute their data."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,14 +18,14 @@ from gpt2small_hf.report.charts import (
     throughput_figure,
     values,
 )
-from gpt2small_hf.runs.files import read_jsonl, write_jsonl
+from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.results import MetricsRow
 
 
 def training_row(step, loss, **more):
     """A line of `metrics.jsonl` as the trainer writes it."""
-    return {
-        "step": step,
+    usual = {
         "loss": loss,
         "loss_min": loss - 0.1,
         "loss_max": loss + 0.1,
@@ -36,25 +37,25 @@ def training_row(step, loss, **more):
         "tokens_per_second": 20_000.0,
         "mfu": 0.4,
         "data_wait": 0.01,
-        **more,
     }
+    return MetricsRow.of(step, **(usual | more))
 
 
 def run_rows(n=40, **at_300):
     """A run of `n` lines, 25 steps each, evaluated every 100; `at_300` replaces values of one line."""
-    rows = [{"step": 0, "eval_loss": 7.0}]
+    rows = [MetricsRow.of(0, eval_loss=7.0)]
     for step in range(25, 25 * n + 1, 25):
         loss = 3 + 4 * math.exp(-step / 200)
-        rows.append(training_row(step, loss) | (at_300 if step == 300 else {}))
+        rows.append(replace(training_row(step, loss), **(at_300 if step == 300 else {})))
         if step % 100 == 0:
-            rows.append({"step": step, "eval_loss": loss + 0.05})
+            rows.append(MetricsRow.of(step, eval_loss=loss + 0.05))
     return rows
 
 
 def folder_of(path, rows):
     """A run folder that contains metrics only."""
     run = RunFolder(path)
-    write_jsonl(run.metrics, rows)
+    save_lines(run.metrics, rows)
     return run
 
 
@@ -69,7 +70,7 @@ def annotations(figure):
 
 def test_all_charts_of_a_real_run_are_drawn(tiny_run, tmp_path):
     run = RunFolder(tmp_path / "copy")
-    write_jsonl(run.metrics, read_jsonl(tiny_run.metrics))
+    save_lines(run.metrics, MetricsRow.load_lines(tiny_run.metrics))
     for path, source in [(run.resolved, tiny_run.resolved), (run.heldout, tiny_run.heldout)]:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(source.read_bytes())
@@ -98,25 +99,25 @@ def test_charts_depend_on_the_rows_alone(tmp_path):
 
 
 def test_metrics_that_were_not_logged_have_no_chart(tmp_path):
-    rows = [{"step": 0, "eval_loss": 7.0}, {"step": 25, "loss": 6.0}, {"step": 25, "train_runtime": 3.0}]
+    rows = [MetricsRow.of(0, eval_loss=7.0), MetricsRow.of(25, loss=6.0), MetricsRow.of(25, train_runtime=3.0)]
     run = folder_of(tmp_path / "run", rows)
     assert draw_charts(run) == [run.chart("loss")]
     assert draw_charts(RunFolder(tmp_path / "nothing")) == []
 
 
-@pytest.mark.parametrize("rows", [[{"step": 0, "eval_loss": 7.0}], [training_row(25, 6.0)]], ids=["before", "one"])
+@pytest.mark.parametrize("rows", [[MetricsRow.of(0, eval_loss=7.0)], [training_row(25, 6.0)]], ids=["before", "one"])
 def test_one_row_is_enough(tmp_path, rows):
     assert draw_charts(folder_of(tmp_path / "run", rows))
 
 
 def test_run_with_only_nulls_is_drawn(tmp_path):
-    rows = [dict.fromkeys(training_row(0, 0), None) | {"step": step} for step in (25, 50)]
-    run = folder_of(tmp_path / "run", [*rows, {"step": 50, "eval_loss": None}])
+    rows = [MetricsRow.of(step, **dict.fromkeys(training_row(0, 0).to_json().keys() - {"step"})) for step in (25, 50)]
+    run = folder_of(tmp_path / "run", [*rows, MetricsRow.of(50, eval_loss=None)])
     assert draw_charts(run) == [run.chart("loss"), run.chart("grad_norm")]
 
 
 def test_the_best_held_out_loss_is_marked_with_its_step():
-    rows = [{"step": step, "eval_loss": loss} for step, loss in [(0, 7.0), (100, 3.1234), (200, 3.5)]]
+    rows = [MetricsRow.of(step, eval_loss=loss) for step, loss in [(0, 7.0), (100, 3.1234), (200, 3.5)]]
     assert annotations(loss_figure(rows)) == ["best 3.123, step 100"]
     assert best(values(rows, "step"), values(rows, "eval_loss")) == (100, 3.1234)
     assert best(np.array([0, 10, 20]), np.array([np.nan, 2.0, 2.0])) == (10, 2.0)
@@ -144,7 +145,7 @@ def test_loss_far_above_that_of_a_uniform_guess_is_a_spike_of_any_length():
 
 
 def test_axis_includes_the_start_of_a_long_run():
-    rows = [{"step": 0, "eval_loss": 10.9}, *(training_row(step, 3.0) for step in range(10, 5001, 10))]
+    rows = [MetricsRow.of(0, eval_loss=10.9), *(training_row(step, 3.0) for step in range(10, 5001, 10))]
     assert loss_figure(rows, vocab_size=50_257).axes[0].get_ylim()[1] > 10.9
 
 
@@ -167,7 +168,7 @@ def test_clipping_is_drawn_if_it_is_on():
 @pytest.mark.parametrize("first", [25, 525], ids=["a whole run", "a log that was lost up to step 500"])
 def test_the_first_interval_is_in_the_charts_of_norms_and_speed(first):
     rows = [training_row(step, 3.0, clipped=0.3, data_wait=0.05) for step in range(first, first + 500, 25)]
-    rows[0] |= {"clipped": 0.9, "tokens_per_second": 5_000.0, "grad_norm_mean": 0.7}
+    rows[0] = replace(rows[0], clipped=0.9, tokens_per_second=5_000.0, grad_norm_mean=0.7)
     for figure, top in ((grad_norm_figure(rows, clip=1.0), 0.7), (throughput_figure(rows), 5_000.0)):
         line = figure.axes[0].lines[0]
         assert line.get_xdata()[:2].tolist() == [first - 25, first]
@@ -194,7 +195,7 @@ def test_norms_of_many_sizes_get_a_logarithmic_axis():
 def test_mfu_and_speed_coincide_on_one_device():
     left, right = (axes for axes in throughput_figure(run_rows()).axes if axes.get_ylabel() != "waiting\nfor data")
     assert right.get_ylim()[1] / left.get_ylim()[1] == pytest.approx(0.4 / 20_000)
-    without = [{key: value for key, value in row.items() if key not in ("mfu", "data_wait")} for row in run_rows()]
+    without = [replace(row, mfu=None, data_wait=None) for row in run_rows()]
     assert len(throughput_figure(without).axes) == 1
 
 
@@ -233,7 +234,7 @@ def test_top_of_an_axis_ignores_few_high_values_except_those_to_keep():
 
 @pytest.mark.parametrize(("unigram", "is_drawn"), [(5.0, True), (6.5, True), (2.5, True), (9.0, False), (0.1, False)])
 def test_the_unigram_loss_is_a_line_inside_the_axes_or_a_note_at_their_edge(unigram, is_drawn):
-    rows = [{"step": step, "loss": 6 - step / 50} for step in range(0, 150, 10)]
+    rows = [MetricsRow.of(step, loss=6 - step / 50) for step in range(0, 150, 10)]
     figure = loss_figure(rows, 300, unigram)
     assert figure is not None
     (axes,) = figure.axes
@@ -247,21 +248,22 @@ def test_the_unigram_loss_is_a_line_inside_the_axes_or_a_note_at_their_edge(unig
 
 def test_skipped_steps_are_counted_by_kind_also_after_a_resume():
     rows = [
-        {"step": 25},
-        {"step": 50, "skipped_loss": 0, "skipped_spike": 3},
-        {"step": 75, "skipped_loss": 0, "skipped_spike": 3},
-        {"step": 100},  # the resumed run, before its first
-        {"step": 125, "skipped_loss": 2, "skipped_spike": 1},
+        training_row(25, 3.0),
+        training_row(50, 3.0, skipped_loss=0, skipped_spike=3),
+        training_row(75, 3.0, skipped_loss=0, skipped_spike=3),
+        training_row(100, 3.0),  # the resumed run, before its first
+        training_row(125, 3.0, skipped_loss=2, skipped_spike=1),
     ]
     assert new_skips(rows) == [(50, {"spike": 3}), (125, {"loss": 2, "spike": 1})]
-    figure = grad_norm_figure([training_row(row["step"], 3.0) | row for row in rows])
+    figure = grad_norm_figure(rows)
     assert "6 steps skipped" in labels(figure)
 
 
 def test_numbers_are_read_from_the_first_name_that_has_one():
-    rows = [{"a": 1, "b": 9}, {"a": None, "b": 2.5}, {"b": 1e38}, {}]
-    assert values(rows, "a", "b")[:2].tolist() == [1.0, 2.5]
-    assert np.isnan(values(rows, "a", "b")[2:]).all()
+    logged = [{"loss": 1, "loss_max": 9}, {"loss": None, "loss_max": 2.5}, {"loss_max": 1e38}, {}]
+    rows = [MetricsRow.of(0, **row) for row in logged]
+    assert values(rows, "loss", "loss_max")[:2].tolist() == [1.0, 2.5]
+    assert np.isnan(values(rows, "loss", "loss_max")[2:]).all()
 
 
 def test_charts_have_fewer_points_than_pixels():

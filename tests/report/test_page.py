@@ -28,8 +28,11 @@ def run(tiny_run, tmp_path):
     return RunFolder(tmp_path / "runs" / "short")
 
 
+SETTINGS = {"max_new_tokens": 26, "temperature": 0.8, "top_k": 50, "seed": 0}
+
+
 def sample(step, prompt, sampled):
-    return {"step": step, "prompt": prompt, "greedy": "", "sampled": sampled, "settings": {}}
+    return {"step": step, "prompt": prompt, "greedy": "", "sampled": sampled, "settings": SETTINGS}
 
 
 def blocks(page):
@@ -107,11 +110,12 @@ def test_unreadable_newest_checkpoint_is_ignored(run):
     run.heldout.unlink()
     before = status(Run(run))
     assert Run(run).newest == run.checkpoints / "checkpoint-20"
+    intact = (run.checkpoints / "checkpoint-20" / "trainer_state.json").read_text()
     for name, files in (
         ("checkpoint-9000", {}),
         ("checkpoint-9001", {"trainer_state.json": ""}),
         ("checkpoint-9002", {"trainer_state.json": "{}"}),
-        ("checkpoint-9003", {"trainer_state.json": '{"num_input_tokens_seen": 9}', "guard_0.json": "["}),
+        ("checkpoint-9003", {"trainer_state.json": intact, "guard_0.json": "["}),
     ):
         (run.checkpoints / name).mkdir()
         for file, content in files.items():

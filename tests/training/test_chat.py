@@ -110,7 +110,7 @@ def test_samples_answer_the_fixed_questions_through_the_template(chat_run):
         AutoTokenizer.from_pretrained(chat_run.model),
     )
     (greedy,) = answer_all(model, tokenizer, [[{"role": "user", "content": "What did the fox see?"}]], do_sample=False)
-    assert rows[-1]["greedy"] == greedy["answer"]
+    assert rows[-1]["greedy"] == greedy.answer
 
 
 def test_answers_record_whether_they_ended(chat_run, place):
@@ -133,7 +133,7 @@ def test_batched_answers_equal_single_answers(chat_run, place):
     at_once = answer_all(model, tokenizer, asked, do_sample=False, max_new_tokens=40)
     alone = [answer_all(model, tokenizer, [chat], do_sample=False, max_new_tokens=40)[0] for chat in asked]
     assert at_once == alone
-    assert len({row["tokens"] for row in at_once}) > 1
+    assert len({row.tokens for row in at_once}) > 1
 
 
 def test_chat_pipeline_answers_without_the_package(chat_run, run_isolated):
@@ -441,7 +441,7 @@ def test_thirty_short_chats_are_recited_after_the_recipe_alone(tmp_path, capsys,
     model, tokenizer = GPT2SmallForCausalLM.from_pretrained(run.model), AutoTokenizer.from_pretrained(run.model)
     answers = answer_all(model, tokenizer, asked, do_sample=False)
     wanted = [chat.messages[1]["content"] for chat in inputs.rows.chats]
-    assert sum(answer["answer"] == want for answer, want in zip(answers, wanted, strict=True)) >= 25
+    assert sum(answer.answer == want for answer, want in zip(answers, wanted, strict=True)) >= 25
 
 
 @pytest.mark.gpu

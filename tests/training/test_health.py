@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.config.trainer import TrainerSettings
 from gpt2small_hf.runs.files import read_jsonl, write_jsonl
+from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.training.callbacks import MetricsLog
 from gpt2small_hf.training.health import HealthCallback, Symptoms, gain_of, is_spike
 from gpt2small_hf.training.trainer import CausalLMTrainer
@@ -225,7 +226,7 @@ def well(n=100, *, end=2500, noise=0.04, seed=0):
 
 def named(rows, **changes):
     judge = Symptoms(**({"peak_rate": 1.0, "warmup_steps": 100, "total_steps": 2500} | changes))
-    return [symptom["symptom"] for row in rows for symptom in judge.judge(row)]
+    return [symptom.symptom for row in rows for symptom in judge.judge(MetricsRow.of(**row))]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.1, 0.5])
@@ -317,13 +318,13 @@ def test_two_intervals_of_waiting_are_not_a_symptom():
 def test_held_out_loss_above_its_start_is_reported_once_as_divergence():
     found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
     losses = {0: 5.0, 5: 4.0, 10: 5.005, 15: 133.0, 20: 140.0}
-    named = [row for step, loss in losses.items() for row in found.judge({"step": step, "eval_loss": loss})]
-    assert [(row["step"], row["symptom"]) for row in named] == [(15, "divergence")]
-    assert "133.000" in named[0]["says"]
-    assert "5.000" in named[0]["says"]
+    named = [row for step, loss in losses.items() for row in found.judge(MetricsRow.of(step, eval_loss=loss))]
+    assert [(row.step, row.symptom) for row in named] == [(15, "divergence")]
+    assert "133.000" in named[0].says
+    assert "5.000" in named[0].says
 
 
 def test_falling_training_loss_is_not_a_divergence():
     found = Symptoms(peak_rate=1.0, warmup_steps=1, total_steps=20)
-    rows = [{"step": 0, "eval_loss": 5.0}, {"step": 9, "loss": 0.1}, {"step": 10, "eval_loss": 6.0}]
-    assert not [symptom for row in rows for symptom in found.judge(row) if symptom["symptom"] == "divergence"]
+    rows = [MetricsRow.of(0, eval_loss=5.0), MetricsRow.of(9, loss=0.1), MetricsRow.of(10, eval_loss=6.0)]
+    assert not [symptom for row in rows for symptom in found.judge(row) if symptom.symptom == "divergence"]
