@@ -14,11 +14,10 @@ from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.report.page import SampleTable, sample_tables
 from gpt2small_hf.report.sweep import SweepFolder, round_loss
 from gpt2small_hf.report.tables import one_line, rise_line
-from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, Sample
+from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, RecipeResult, Sample, SweepResults
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3
@@ -49,8 +48,8 @@ class Comparison:
     """Settings that differ: name, the baseline's value, this run's."""
     losses: tuple[float, float] | None
     """Of this run and the baseline; None if they were not measured on the same rows."""
-    paired: dict[str, Any] | None
-    """The verdict of the sweep of both: the row of the recipe in `sweep.json`, and `n_pairs`."""
+    paired: RecipeResult | None
+    """The verdict of the sweep of both."""
 
 
 def held_out_facts(source: PushSource) -> HeldOut | None:
@@ -154,7 +153,7 @@ def _scrubbed(run: Run) -> Resolved:
     return Resolved.from_json(scrub(run.resolved.to_json()), f"{run.folder.resolved}:")
 
 
-def paired_comparison(run: Run, baseline: Run) -> dict[str, Any] | None:
+def paired_comparison(run: Run, baseline: Run) -> RecipeResult | None:
     """Read the verdict on a run's recipe from the sweep of both, as `report.sweep.compare` computed it.
 
     Returns: None if the two are not runs of one sweep, or if too few runs ended to estimate the noise.
@@ -162,17 +161,15 @@ def paired_comparison(run: Run, baseline: Run) -> dict[str, Any] | None:
     root = run.folder.root.resolve().parent
     if not (results := SweepFolder(root).results).is_file() or baseline.folder.root.resolve().parent != root:
         return None
-    rows = {row["recipe"]: row for row in read_json(results)["recipes"]}
-    for row in rows.values():
-        if _has(row, run) and _has(rows.get(BASELINE), baseline) and row["standard_error"] is not None:
-            return {**row, "n_pairs": sum(one["difference"] is not None for one in row["runs"])}
-    return None
+    rows = {row.recipe: row for row in SweepResults.load(results).recipes}
+    if not _has(rows.get(BASELINE), baseline):
+        return None
+    return next((row for row in rows.values() if _has(row, run) and row.standard_error is not None), None)
 
 
-def _has(row: dict[str, Any] | None, run: Run) -> bool:
+def _has(row: RecipeResult | None, run: Run) -> bool:
     """Whether a run is among those of a recipe's row, with the loss that it has now."""
     if row is None or run.measured is None:
         return False
-    losses = {SweepFolder(Path()).run(row["recipe"], r["init_seed"], r["seed"]).root.name: r for r in row["runs"]}
-    found = losses.get(run.folder.root.resolve().name)
-    return found is not None and found["loss"] == round_loss(run.loss_nats)
+    losses = {SweepFolder(Path()).run(row.recipe, r.init_seed, r.seed).root.name: r.loss_nats for r in row.runs}
+    return losses.get(run.folder.root.resolve().name) == round_loss(run.loss_nats)

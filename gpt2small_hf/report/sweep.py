@@ -45,10 +45,11 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import number
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table
-from gpt2small_hf.runs.files import atomic_write, write_json
+from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
+from gpt2small_hf.runs.results import Noise, RecipeResult, SeedNoise, StoppedRun, SweepResults, SweepRun
 
 CONFIDENCE = 0.95
 
@@ -103,7 +104,7 @@ class SweepFolder:
 # ---- noise -------------------------------------------------------------------------------------------------------
 
 
-def seed_noise(losses: Losses) -> dict[str, float | None]:
+def seed_noise(losses: Losses) -> SeedNoise:
     """Return standard deviations of the baseline's loss over seeds.
 
     Each is the square root of half the mean squared difference of two runs: `init_seed`, of all pairs of runs that
@@ -111,12 +112,15 @@ def seed_noise(losses: Losses) -> dict[str, float | None]:
     seeds these are the two-way layout's unbiased estimates of var(init) + var(rest), of var(seed) + var(rest) and of
     the sum of the three: with its mean squares M, (M_init + (n-1) M_rest) / n, and so on. None without such a pair.
     """
-    halves: dict[tuple[bool, bool], list[float]] = {}
+    halves: dict[tuple[bool, ...], list[float]] = {}
     grid = [(i, t, loss) for (recipe, i, t), loss in losses.items() if recipe == BASELINE]
     for (i, t, one), (j, u, other) in combinations(grid, 2):
         halves.setdefault((i != j, t != u), []).append((one - other) ** 2 / 2)
-    kinds = {"init_seed": (True, False), "seed": (False, True), "both": (True, True)}
-    return {name: math.sqrt(np.mean(halves[kind])) if kind in halves else None for name, kind in kinds.items()}
+
+    def deviation(*differs: bool) -> float | None:
+        return round_loss(math.sqrt(np.mean(halves[differs]))) if differs in halves else None
+
+    return SeedNoise(init_seed=deviation(True, False), seed=deviation(False, True), both=deviation(True, True))
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,8 @@ class Difference:
     """Of each run; None for seeds that the baseline was not run with. `value` is their mean."""
     standard_error: float | None
     """None for a single run."""
-    factor: float | None
-    """The number of standard errors that a difference must exceed to be decided."""
-
-    @property
-    def decided_above(self) -> float | None:
-        """Return the threshold for a decided difference, in nats."""
-        return None if self.standard_error is None or self.factor is None else self.factor * self.standard_error
+    decided_above: float | None
+    """What a decided difference must exceed, in nats: Student's t times the standard error."""
 
     @property
     def verdict(self) -> str:
@@ -154,12 +153,10 @@ def compare(losses: Losses) -> dict[str, Difference]:
             if name == recipe
         ]
         known = np.array([difference for difference in of_runs if difference is not None])
-        if len(known) > 1:
-            found[recipe] = Difference(
-                float(known.mean()), of_runs, float(standard_error(known)), student_factor(len(known) - 1)
-            )
-        elif len(known):
-            found[recipe] = Difference(float(known[0]), of_runs, None, None)
+        if len(known):
+            error = float(standard_error(known)) if len(known) > 1 else None
+            above = None if error is None else student_factor(len(known) - 1) * error
+            found[recipe] = Difference(float(known.mean()), of_runs, error, above)
     return found
 
 
@@ -194,93 +191,86 @@ def stopped_because(log: Path) -> str | None:
     return why[-1] if why and not why[-1].startswith(("the disk", "out of memory", "--debug")) else None
 
 
-def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the contents of `sweep.json`: results of all finished or failed runs, recipes sorted by difference.
+def summarise(folder: SweepFolder, recipes: Mapping[str, Path]) -> SweepResults:
+    """Return the results of all finished or failed runs, recipes sorted by difference.
 
     Raises: UsageError if two runs were not measured on the same held-out rows of the same text.
     """
     finished: dict[Key, Run] = {}
-    losses: dict[Key, float] = {}
     stopped: dict[Key, str] = {}
     for recipe in recipes:
-        for (i, t), folder_of_run in folder.runs(recipe).items():
-            if folder_of_run.finished:
-                run = finished[recipe, i, t] = Run(folder_of_run)
-                losses[recipe, i, t] = run.loss_nats
-                check_rows(run, next(iter(finished.values())))
-            elif why := stopped_because(folder.log(folder_of_run)):
+        for (i, t), run in folder.runs(recipe).items():
+            if run.finished:
+                finished[recipe, i, t] = Run(run)
+            elif why := stopped_because(folder.log(run)):
                 stopped[recipe, i, t] = why
+    check_rows(list(finished.values()))
+    losses = {key: run.loss_nats for key, run in finished.items()}
     differences = compare(losses)
+    ended = {recipe for recipe, _, _ in (*finished, *stopped)}
     rows = [
-        row_of(
-            recipe,
-            what_changes(path),
-            {key: run for key, run in finished.items() if key[0] == recipe},
-            losses,
-            {key: why for key, why in stopped.items() if key[0] == recipe},
-            differences.get(recipe),
-        )
+        recipe_result(recipe, what_changes(path), finished, stopped, differences.get(recipe))
         for recipe, path in recipes.items()
-        if any(key[0] == recipe for key in [*finished, *stopped])
+        if recipe in ended
     ]
-    return {
-        "noise": {"baseline": {name: round_loss(sd) for name, sd in seed_noise(losses).items()}},
-        "recipes": sorted(rows, key=lambda row: place(row, rows)),
-        "made_by": made_by([run.folder.heldout for run in finished.values()]).to_json(),
-    }
+    baseline = next((row.loss_nats for row in rows if row.recipe == BASELINE), None) or 0.0
+
+    def order(row: RecipeResult) -> float:
+        if row.stopped or row.loss_nats is None:
+            return math.inf
+        return row.loss_nats - baseline if row.difference is None else row.difference
+
+    return SweepResults(
+        noise=Noise(baseline=seed_noise(losses)),
+        recipes=sorted(rows, key=order),
+        made_by=made_by([run.folder.heldout for run in finished.values()]),
+    )
 
 
-def place(row: dict[str, Any], rows: Sequence[dict[str, Any]]) -> float:
-    """Return the sort key of a recipe: its difference from the baseline, or infinity if a run of it was stopped."""
-    if row["stopped"] or row["difference"] is not None:
-        return math.inf if row["stopped"] else row["difference"]
-    base = next((other["heldout_loss"] for other in rows if other["recipe"] == BASELINE), None)
-    return row["heldout_loss"] - (base or 0.0)
-
-
-def check_rows(run: Run, other: Run) -> None:
+def check_rows(runs: Sequence[Run]) -> None:
     """Raise: UsageError if two runs were not measured on the same rows of the same text."""
-    if run.measured_on != other.measured_on:
-        raise UsageError(
-            f"{run.folder.root} and {other.folder.root} were not measured on the same held-out rows, so their "
-            "losses are not comparable. Repeat one with the other's text and row length, or move it out of the folder."
-        )
+    for run in runs:
+        if run.measured_on != runs[0].measured_on:
+            raise UsageError(
+                f"{run.folder.root} and {runs[0].folder.root} were not measured on the same held-out rows, so their "
+                "losses are not comparable. Repeat one with the other's text and row length, or move it elsewhere."
+            )
 
 
-def row_of(
+def recipe_result(
     recipe: str,
     changes: str,
     finished: Mapping[Key, Run],
-    losses: Losses,
     stopped: Mapping[Key, str],
     difference: Difference | None,
-) -> dict[str, Any]:
+) -> RecipeResult:
     """Return the results of a recipe."""
-    mean = float(np.mean([losses[key] for key in finished])) if finished else None
-    of_runs: Sequence[float | None] = [None] * len(finished)
+    runs = {key: run for key, run in finished.items() if key[0] == recipe}
+    failed = [StoppedRun(init_seed=i, seed=t, because=why) for (name, i, t), why in stopped.items() if name == recipe]
+    mean = float(np.mean([run.loss_nats for run in runs.values()])) if runs else None
     if recipe == BASELINE and mean is not None:
-        of_runs = [losses[key] - mean for key in finished]
-    elif difference is not None:
-        of_runs = difference.of_runs
-    if stopped:
+        of_runs: list[float | None] = [run.loss_nats - mean for run in runs.values()]
+    else:
+        of_runs = difference.of_runs if difference else [None] * len(runs)
+    if failed:
         difference = None  # the remaining runs are a biased selection
-    speeds = [speed for run in finished.values() if (speed := run.usual("tokens_per_second")) is not None]
-    return {
-        "recipe": recipe,
-        "changes": changes,
-        "heldout_loss": round_loss(mean),
-        "runs": [
-            {"init_seed": i, "seed": t, "loss": round_loss(losses[r, i, t]), "difference": round_loss(value)}
-            for (r, i, t), value in zip(finished, of_runs, strict=True)
+    speeds = [speed for run in runs.values() if (speed := run.usual("tokens_per_second")) is not None]
+    return RecipeResult(
+        recipe=recipe,
+        changes=changes,
+        loss_nats=round_loss(mean),
+        runs=[
+            SweepRun(init_seed=i, seed=t, loss_nats=round(run.loss_nats, 6), difference=round_loss(value))
+            for ((_, i, t), run), value in zip(runs.items(), of_runs, strict=True)
         ],
-        "stopped": [{"init_seed": i, "seed": t, "because": why} for (_, i, t), why in stopped.items()],
-        "difference": round_loss(difference.value) if difference else None,
-        "standard_error": round_loss(difference.standard_error) if difference else None,
-        "decided_above": round_loss(difference.decided_above) if difference else None,
-        "verdict": "stopped" if stopped else difference.verdict if difference else None,
-        "tokens_per_second": round(float(np.median(speeds))) if speeds else None,
-        "parameters": next((run.n_parameters for run in finished.values()), None),
-    }
+        stopped=failed,
+        difference=round_loss(difference and difference.value),
+        standard_error=round_loss(difference and difference.standard_error),
+        decided_above=round_loss(difference and difference.decided_above),
+        verdict="stopped" if failed else difference and difference.verdict,
+        tokens_per_second=round(float(np.median(speeds))) if speeds else None,
+        parameters=next((run.n_parameters for run in runs.values()), None),
+    )
 
 
 def what_changes(recipe: Path) -> str:
@@ -310,129 +300,112 @@ def write_report(folder: SweepFolder, recipes: Mapping[str, Path]) -> str:
     Raises:  as `summarise`.
     """
     results = summarise(folder, recipes)
-    if not results["recipes"]:
+    if not results.recipes:
         return f"no run has ended yet in {folder.root}"
-    write_json(folder.results, results)
+    results.save(folder.results)
     header, rows = table_rows(results)
     text = (0, 6, len(header) - 1)
     sentences = notes(results)
     page = [
         f"# {escaped(folder.root.resolve().name)}",
         f"![difference of each run from the baseline]({folder.chart.name})",
+        markdown_table(header, rows, text),
+        "\n".join(f"- {escaped(sentence)}" for sentence in sentences),
     ]
-    page += [markdown_table(header, rows, text), "\n".join(f"- {escaped(sentence)}" for sentence in sentences)]
     with atomic_write(folder.table) as temporary:
         temporary.write_text("\n\n".join(page) + "\n", encoding="utf-8")
-    figure = draw(results)
     with atomic_write(folder.chart) as temporary:
-        figure.savefig(temporary, format="png")
+        draw(results).savefig(temporary, format="png")
     console = console_table(header[:-1], [row[:-1] for row in rows], text[:-1])
     return "\n".join(["", console, "", *sentences, "", f"wrote {folder.table}, {folder.results}, {folder.chart}"])
 
 
-def table_rows(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+def table_rows(results: SweepResults) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the table of results."""
     header = ["recipe", "runs", "held-out loss", "difference", "standard error", "decided above", "verdict"]
     header += ["tokens/s", "parameters", "what it shows"]
     rows = []
-    for row in results["recipes"]:
-        n_stopped = len(row["stopped"])
-        verdict = f"{n_stopped} stopped" if n_stopped else row["verdict"] or ""
+    for row in results.recipes:
+        compared = [(row.difference, "+.4f"), (row.standard_error, ".4f"), (row.decided_above, ".4f")]
         rows.append(
             [
-                row["recipe"],
-                str(len(row["runs"]) + n_stopped),
-                number(row["heldout_loss"], ".4f"),
-                "" if row["recipe"] == BASELINE else number(row["difference"], "+.4f"),
-                "" if row["recipe"] == BASELINE else number(row["standard_error"], ".4f"),
-                "" if row["recipe"] == BASELINE else number(row["decided_above"], ".4f"),
-                verdict,
-                number(row["tokens_per_second"], ",.0f"),
-                number(row["parameters"], ","),
-                row["changes"],
+                row.recipe,
+                str(len(row.runs) + len(row.stopped)),
+                number(row.loss_nats, ".4f"),
+                *("" if row.recipe == BASELINE else number(value, style) for value, style in compared),
+                f"{len(row.stopped)} stopped" if row.stopped else row.verdict or "",
+                number(row.tokens_per_second, ",.0f"),
+                number(row.parameters, ","),
+                row.changes,
             ]
         )
     return header, rows
 
 
-def notes(results: dict[str, Any]) -> list[str]:
+def notes(results: SweepResults) -> list[str]:
     """Return explanations of the table, one sentence each."""
-    noise, found = results["noise"], []
-    sds = {name: number(sd, ".4f") for name, sd in noise["baseline"].items()}
-    found.append(
-        f"Noise of the baseline (standard deviation of a run): {sds['init_seed']} with other initial weights, "
-        f"{sds['seed']} with another training seed, {sds['both']} with both."
-    )
-    compared = [row for row in results["recipes"] if row["standard_error"] is not None]
-    if compared:
-        m = len(compared)
-        found.append(
+    noise = results.noise.baseline
+    found = [
+        f"Noise of the baseline (standard deviation of a run): {number(noise.init_seed, '.4f')} with other initial "
+        f"weights, {number(noise.seed, '.4f')} with another training seed, {number(noise.both, '.4f')} with both."
+    ]
+    compared = [row for row in results.recipes if row.standard_error is not None]
+    if m := len(compared):
+        found += [
             "A difference is from the baseline's runs with the same seeds, and decided by a paired t test: above "
-            "Student's t times its standard error, which is computed from the recipe's own runs alone."
-        )
-        found.append(
+            "Student's t times its standard error, which is computed from the recipe's own runs alone.",
             f"For a recipe without an effect, the probability of a verdict is one in twenty. With {m} comparisons "
-            f"that is {m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}."
-        )
-        if any(len(row["runs"]) == 2 for row in compared):
+            f"that is {m / 20:.1f} on average, and at least one with a probability of up to {1 - CONFIDENCE**m:.0%}.",
+        ]
+        if any(len(row.runs) == 2 for row in compared):
             found.append(
                 "Two runs give a poor estimate of a recipe's variance. With --seeds_per_intervention 3, differences "
                 "3.5 times smaller are detected."
             )
-    elif any(row["recipe"] == BASELINE for row in results["recipes"]):
+    elif any(row.recipe == BASELINE for row in results.recipes):
         found.append("Too few runs to tell a difference from noise.")
     else:
         found.append("The baseline has not been run, so no recipe can be compared.")
-    found += [
-        f"{row['recipe']}, seeds {stop['init_seed']} and {stop['seed']}, was stopped: {stop['because']}"
-        for row in results["recipes"]
-        for stop in row["stopped"]
+    return found + [
+        f"{row.recipe}, seeds {run.init_seed} and {run.seed}, was stopped: {run.because}"
+        for row in results.recipes
+        for run in row.stopped
     ]
-    return found
 
 
-def draw(results: dict[str, Any]) -> Figure:
+def draw(results: SweepResults) -> Figure:
     """Draw one row for each recipe: a dot for each run, a line at the mean, whiskers for the noise.
 
     The axis is the difference from the baseline with the same seeds, or from its mean for the baseline itself. A band
     shows the standard deviation of the baseline's runs.
     """
-    rows: Sequence[dict[str, Any]] = results["recipes"]
+    rows = results.recipes
     figure = Figure(figsize=(8, 1.4 + 0.28 * len(rows)), dpi=120, layout="constrained")
     axes = figure.add_subplot()
-    band = results["noise"]["baseline"]["both"] or 0.0
-    dots = {row["recipe"]: [r["difference"] for r in row["runs"] if r["difference"] is not None] for row in rows}
-    found = np.array([0.0, *(value for values in dots.values() for value in values)])
-    # Bad settings can be worse by any amount: the axis shows the good ones.
-    cut = max(-2.5 * found.min(), 10 * band, 0.01)
-    whiskers = {row["recipe"]: row["decided_above"] or 0.0 for row in rows}
-    # Whiskers of undecided recipes may be longer than any difference: they are clipped.
-    decided = [row for row in rows if row["verdict"] in ("lower", "higher")]
-    inside = [row for row in decided if row["difference"] <= cut]
-    low = min(found.min(), -band, *(row["difference"] - whiskers[row["recipe"]] for row in inside))
-    high = max(found[found <= cut].max(), band, *(row["difference"] + whiskers[row["recipe"]] for row in inside))
-    margin = 0.04 * (high - low) or 0.01
-    axes.set_xlim(low - margin, high + margin)
+    band = results.noise.baseline.both or 0.0
+    dots = [np.array([run.difference for run in row.runs if run.difference is not None]) for row in rows]
+    low, high = limits(rows, np.concatenate([[0.0], *dots]), band)
+    edge = high + (0.04 * (high - low) or 0.01)
+    axes.set_xlim(low + high - edge, edge)
     axes.axvline(0, color=GREY, linewidth=1, zorder=1)
     if band:
         label = f"standard deviation of the baseline's runs, {band:.4f}"
         axes.axvspan(-band, band, color=FAINT, alpha=0.5, linewidth=0, zorder=0, label=label)
     looks = {"lower": (MAIN, "o"), "higher": (BAD, "s")}
-    at_edge: dict[str, Any] = {"xytext": (-4, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
-    for at, row in enumerate(rows):
-        color, marker = looks.get(row["verdict"], (GREY, "D"))
-        values = np.array(dots[row["recipe"]])
-        shown, mean = values[values <= high], row["difference"]
-        label = row["verdict"] if row["verdict"] in ("lower", "higher", "undecided") else None
+    for at, (row, values) in enumerate(zip(rows, dots, strict=True)):
+        color, marker = looks.get(row.verdict or "", (GREY, "D"))
+        shown = values[values <= high]
+        label = row.verdict if row.verdict != "stopped" else None
         axes.plot(shown, np.full(len(shown), at), marker, color=color, markersize=5, alpha=0.7, zorder=3, label=label)
-        if mean is not None and mean <= high:
-            axes.errorbar([mean], [at], xerr=[whiskers[row["recipe"]]], color=color, linewidth=1, capsize=2, zorder=2)
-            axes.plot([mean] * 2, [at - 0.3, at + 0.3], color=color, linewidth=2, zorder=2)
-        if row["stopped"]:
-            axes.annotate("stopped ×", (high + margin, at), color=BAD, fontsize=9, **at_edge)
-        elif len(shown) < len(values):
-            axes.annotate(f"{values.mean():+.2f} ▸", (high + margin, at), color=BAD, fontsize=9, **at_edge)
-    axes.set_yticks(range(len(rows)), [row["recipe"] for row in rows], parse_math=False)
+        if row.difference is not None and row.difference <= high:
+            whisker = [row.decided_above or 0.0]
+            axes.errorbar([row.difference], [at], xerr=whisker, color=color, linewidth=1, capsize=2, zorder=2)
+            axes.plot([row.difference] * 2, [at - 0.3, at + 0.3], color=color, linewidth=2, zorder=2)
+        words = "stopped ×" if row.stopped else f"{values.mean():+.2f} ▸" if len(shown) < len(values) else None
+        if words:
+            side: dict[str, Any] = {"xytext": (-4, 0), "textcoords": "offset points", "ha": "right", "va": "center"}
+            axes.annotate(words, (edge, at), color=BAD, fontsize=9, **side)
+    axes.set_yticks(range(len(rows)), [row.recipe for row in rows], parse_math=False)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
         "held-out loss less the baseline's with the same seeds (nats per token)\n"
@@ -441,7 +414,21 @@ def draw(results: dict[str, Any]) -> Figure:
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
-    once = dict(zip(labels, handles, strict=True))
-    if once:
+    if once := dict(zip(labels, handles, strict=True)):
         figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=4, frameon=False, fontsize=8.5)
     return figure
+
+
+def limits(rows: Sequence[RecipeResult], found: np.ndarray, band: float) -> tuple[float, float]:
+    """Return the ends of the axis: bad settings can be worse by any amount, and it shows the good ones.
+
+    It includes the whiskers of decided recipes; those of undecided ones may be longer than any difference.
+    """
+    cut = max(-2.5 * found.min(), 10 * band, 0.01)
+    whiskers = [
+        (row.difference, row.decided_above or 0.0)
+        for row in rows
+        if row.verdict in ("lower", "higher") and row.difference is not None and row.difference <= cut
+    ]
+    low = min(found.min(), -band, *(value - whisker for value, whisker in whiskers))
+    return low, max(found[found <= cut].max(), band, *(value + whisker for value, whisker in whiskers))

@@ -242,3 +242,77 @@ class Completions(Record):
     completions: list[Completion]
     is_chat: bool | None = None
     made_by: MadeBy | None = None
+
+
+# ---- sweep.json ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedNoise(Part):
+    """Standard deviations, in nats, of a recipe's loss over seeds; None without two runs to compare."""
+
+    init_seed: float | None
+    """Over initial weights."""
+    seed: float | None
+    """Over training seeds: dropout and the order of rows."""
+    both: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(Part):
+    """The noise of a sweep."""
+
+    baseline: SeedNoise
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRun(Part):
+    """A finished run of a sweep."""
+
+    init_seed: int
+    seed: int
+    loss_nats: float = field(metadata={"key": "loss"})
+    difference: float | None
+    """From the baseline's run of the same seeds; of the baseline, from its mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoppedRun(Part):
+    """A run of a sweep that its loss or gradients ended."""
+
+    init_seed: int
+    seed: int
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeResult(Part):
+    """A recipe of a sweep. Differences are from the baseline, in nats; None of the baseline and of stopped recipes."""
+
+    recipe: str
+    changes: str
+    loss_nats: float | None = field(metadata={"key": "heldout_loss"})
+    """Mean of the finished runs."""
+    runs: list[SweepRun]
+    stopped: list[StoppedRun]
+    difference: float | None
+    standard_error: float | None
+    decided_above: float | None
+    verdict: str | None
+    """`lower`, `higher`, `undecided` or `stopped`."""
+    tokens_per_second: int | None
+    parameters: int | None
+
+    @property
+    def n_pairs(self) -> int:
+        """The number of runs that have a run of the baseline with the same seeds."""
+        return sum(run.difference is not None for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepResults(Record):
+    """`sweep.json`."""
+
+    noise: Noise
+    recipes: list[RecipeResult]
+    made_by: MadeBy

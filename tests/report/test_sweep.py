@@ -1,6 +1,7 @@
 """Statistics of a sweep, checked against hand computation and simulated noise."""
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,9 +22,11 @@ from gpt2small_hf.report.sweep import (
 )
 from gpt2small_hf.runs.files import read_json, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.results import SeedNoise
 from tests.benchmarks.sim_sweep import INIT, RATIOS, REST, TRAINING, as_losses, differences, false_verdicts, simulate
 
 SEEDS = (1, 2, 3)
+approx = partial(pytest.approx, abs=1e-6)  # they are rounded
 GRID = [("baseline", i, t) for i in SEEDS for t in SEEDS]
 
 
@@ -35,10 +38,10 @@ def test_seed_noise_equals_hand_computation():
     losses = {("baseline", 1, 1): 1.0, ("baseline", 1, 2): 3.0, ("baseline", 2, 1): 4.0, ("baseline", 2, 2): 8.0}
     losses["other", 1, 1] = 100.0
     noise = seed_noise(losses)
-    assert noise["init_seed"] == pytest.approx(math.sqrt((3**2 + 5**2) / 2 / 2))
-    assert noise["seed"] == pytest.approx(math.sqrt((2**2 + 4**2) / 2 / 2))
-    assert noise["both"] == pytest.approx(math.sqrt((7**2 + 1**2) / 2 / 2))
-    assert seed_noise({("baseline", 1, 1): 1.0}) == {"init_seed": None, "seed": None, "both": None}
+    assert noise.init_seed == approx(math.sqrt((3**2 + 5**2) / 2 / 2))
+    assert noise.seed == approx(math.sqrt((2**2 + 4**2) / 2 / 2))
+    assert noise.both == approx(math.sqrt((7**2 + 1**2) / 2 / 2))
+    assert seed_noise({("baseline", 1, 1): 1.0}) == SeedNoise(init_seed=None, seed=None, both=None)
 
 
 def test_seed_noise_equals_the_estimates_of_a_two_way_layout():
@@ -49,9 +52,9 @@ def test_seed_noise_equals_the_estimates_of_a_two_way_layout():
     m_rest = np.sum((grid - rows[:, None] - columns + mean) ** 2) / 4
     losses = {("baseline", i, t): grid[i - 1, t - 1] for _, i, t in GRID}
     noise = seed_noise(losses)
-    assert noise["init_seed"] == pytest.approx(math.sqrt((m_init + 2 * m_rest) / 3))
-    assert noise["seed"] == pytest.approx(math.sqrt((m_seed + 2 * m_rest) / 3))
-    assert noise["both"] == pytest.approx(math.sqrt((m_init + m_seed + m_rest) / 3))
+    assert noise.init_seed == approx(math.sqrt((m_init + 2 * m_rest) / 3))
+    assert noise.seed == approx(math.sqrt((m_seed + 2 * m_rest) / 3))
+    assert noise.both == approx(math.sqrt((m_init + m_seed + m_rest) / 3))
 
 
 def test_difference_is_from_the_baseline_with_the_same_seeds():
@@ -107,7 +110,9 @@ def test_noise_of_known_size_is_recovered():
     baseline, others = simulate(np.random.default_rng(1), 400, ratio=1.0, recipes=1)
     found = [seed_noise(as_losses(*sweep)) for sweep in zip(baseline, others, strict=True)]
     for name, size in {"init_seed": (INIT, REST), "seed": (TRAINING, REST), "both": (INIT, TRAINING, REST)}.items():
-        assert math.sqrt(np.mean([noise[name] ** 2 for noise in found])) == pytest.approx(math.hypot(*size), rel=0.05)
+        assert math.sqrt(np.mean([getattr(noise, name) ** 2 for noise in found])) == pytest.approx(
+            math.hypot(*size), rel=0.05
+        )
 
 
 def test_compare_gives_the_simulated_sweeps_the_verdicts_that_are_counted():
