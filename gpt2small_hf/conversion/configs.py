@@ -9,14 +9,10 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 
 # Spellings that transformers knows → ours, which are equal in effect.
 ACTIVATIONS = {
-    "gelu_new": "gelu_pytorch_tanh",
-    "gelu_fast": "gelu_pytorch_tanh",
-    "gelu_pytorch_tanh": "gelu_pytorch_tanh",
-    "gelu": "gelu",
-    "gelu_python": "gelu",
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_pytorch_tanh"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
     "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
 }
 # What changes the arithmetic of transformers' GPT-2, with the only value that ours can follow. (Its
 # reorder_and_upcast_attn is not among them: the same sums in another order.)
@@ -38,7 +34,7 @@ def config_from_reference(settings: Any) -> GPT2SmallConfig:
         num_hidden_layers=required(settings, "n_layers"),
         attention_bias=settings.get("qkv_bias", False),
         tie_word_embeddings=settings.get("tie_weights", False),
-        **_dropout(settings.get("drop_rate", 0.0)),
+        dropout=settings.get("drop_rate", 0.0),
     )
 
 
@@ -53,7 +49,7 @@ def config_from_nanogpt(settings: Any, *, tied: bool) -> GPT2SmallConfig:
         hidden_act="gelu",  # the exact one, unlike OpenAI's
         attention_bias=required(settings, "bias"),
         tie_word_embeddings=tied,
-        **_dropout(settings.get("dropout", 0.0)),
+        dropout=settings.get("dropout", 0.0),
     )
 
 
@@ -64,7 +60,7 @@ def config_from_gpt2(config: GPT2Config) -> GPT2SmallConfig:
             raise ValueError(f"{name} is {getattr(config, name)}; only {value} can be converted")
     if config.activation_function not in ACTIVATIONS:
         raise ValueError(f"activation_function is {config.activation_function}; known: {', '.join(ACTIVATIONS)}")
-    return _config(
+    settings = dict(
         max_position_embeddings=config.n_positions,
         hidden_size=config.n_embd,
         intermediate_size=config.n_inner,
@@ -75,6 +71,7 @@ def config_from_gpt2(config: GPT2Config) -> GPT2SmallConfig:
         layer_norm_eps=config.layer_norm_epsilon,
         **{name: getattr(config, name) for name in SAME_NAMES},
     )
+    return config_from_dict(GPT2SmallConfig, settings)
 
 
 def gpt2_config(config: GPT2SmallConfig) -> GPT2Config:
@@ -97,10 +94,6 @@ def gpt2_config(config: GPT2SmallConfig) -> GPT2Config:
     )
 
 
-def _config(**settings: Any) -> GPT2SmallConfig:
-    return config_from_dict(GPT2SmallConfig, settings)
-
-
 def config_from_dict(kind: type[Any], settings: dict[str, Any]) -> Any:
     try:
         return kind.from_dict(settings)
@@ -114,14 +107,11 @@ def required(settings: Any, name: str) -> Any:
     return settings[name]
 
 
-def _dropout(probability: float) -> dict[str, float]:
-    return {"embd_pdrop": probability, "attn_pdrop": probability, "resid_pdrop": probability}
-
-
-def _with_gpt2_special_tokens(**settings: Any) -> GPT2SmallConfig:
+def _with_gpt2_special_tokens(*, dropout: float, **settings: Any) -> GPT2SmallConfig:
     # Neither code base writes them down. A vocabulary of GPT-2's size, padded or not, is GPT-2's; of another, no token
     # is known to end a text.
-    config = _config(**settings)
+    settings |= dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop"), dropout)
+    config = config_from_dict(GPT2SmallConfig, settings)
     if config.vocab_size <= 50256:
         config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return config

@@ -22,7 +22,6 @@ from gpt2small_hf.runs.files import (
 from gpt2small_hf.runs.layout import RunFolder
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedTokenizerFast
 
     from gpt2small_hf.conversion.readers import SourceModel
@@ -68,8 +67,10 @@ def convert(
                 write_json(unfinished / "converted.json", told)
             if words is not None:
                 words.save_pretrained(unfinished)
-                if to == "gpt2":
-                    use_tokenizer_class_of_transformers_4(unfinished / "tokenizer_config.json")
+                settings_path = unfinished / "tokenizer_config.json"
+                saved = read_json(settings_path)
+                if to == "gpt2" and saved["tokenizer_class"] == "TokenizersBackend":  # unknown to transformers 4
+                    write_json(settings_path, {**saved, "tokenizer_class": "PreTrainedTokenizerFast"})
             set_default_permissions(unfinished)
             difference = check(source, unfinished)
     except OSError as error:
@@ -168,13 +169,6 @@ def load_words(source: SourceModel, name: str | None) -> PreTrainedTokenizerFast
     return tokenizer
 
 
-def use_tokenizer_class_of_transformers_4(path: Path) -> None:
-    """Replace the class name `TokenizersBackend`, which transformers 4 does not know, by its alias there and in 5."""
-    settings = read_json(path)
-    if settings["tokenizer_class"] == "TokenizersBackend":
-        write_json(path, {**settings, "tokenizer_class": "PreTrainedTokenizerFast"})
-
-
 def check(source: SourceModel, folder: Path) -> float:
     """Compare what was written with the source: weights bit for bit, and logits in float32.
 
@@ -187,8 +181,14 @@ def check(source: SourceModel, folder: Path) -> float:
     from gpt2small_hf.conversion.readers import read
 
     again = read(folder).weights
-    changed = [name for name in source.weights | again if not _equal(source.weights.get(name), again.get(name))]
-    if changed:
+
+    def is_changed(name: str) -> bool:
+        if name not in source.weights or name not in again or source.weights[name].dtype != again[name].dtype:
+            return True
+        # As bytes: NaN equals itself, and -0 is not 0.
+        return not torch.equal(*(some[name].contiguous().view(torch.uint8) for some in (source.weights, again)))
+
+    if changed := list(filter(is_changed, source.weights | again)):
         raise UsageError(f"the result is not the source: {changed[0]} came out different. Nothing was written.")
     shape = (2, min(64, source.config.max_position_embeddings))
     ids = torch.randint(source.config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
@@ -202,27 +202,14 @@ def check(source: SourceModel, folder: Path) -> float:
     return difference
 
 
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    import torch
-
-    # As bytes: NaN equals itself, and -0 is not 0.
-    return (
-        one is not None
-        and other is not None
-        and one.dtype == other.dtype
-        and torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-    )
-
-
 def next_command(dst: Path, to: str) -> str:
-    """A line that uses what was written."""
-    words = (dst / "tokenizer.json").is_file()
-    name, trust = json.dumps(str(dst)), ", trust_remote_code=True" if to == "gpt2small" else ""
-    if words and to == "gpt2small":
+    """Return a command that uses what was written."""
+    has_tokenizer, name = (dst / "tokenizer.json").is_file(), json.dumps(str(dst))
+    if has_tokenizer and to == "gpt2small":
         return example_command("use_from_hub.py", str(dst))
-    if words:
+    if has_tokenizer:
         line = f'from transformers import pipeline; print(pipeline("text-generation", {name})("The"))'
     else:
-        what = "AutoModelForCausalLM"
+        what, trust = "AutoModelForCausalLM", ", trust_remote_code=True" if to == "gpt2small" else ""
         line = f"from transformers import {what}; print({what}.from_pretrained({name}{trust}))"
     return f"python -c {quote(line)}"

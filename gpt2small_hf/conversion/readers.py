@@ -43,23 +43,17 @@ from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import GPT
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 
-# ---- models -----------------------------------------------------------------------------------------------------
-
-
-def as_gpt2small(config: GPT2SmallConfig, weights: Weights) -> GPT2SmallForCausalLM:
-    """Return our model in evaluation mode with this state dict, in its dtype."""
-    return _filled(GPT2SmallForCausalLM, config, weights)
-
 
 def as_gpt2(config: GPT2SmallConfig, weights: Weights) -> GPT2LMHeadModel:
     """Our state dict as transformers' own GPT-2, in evaluation mode; zeros replace biases that ours lacks."""
     biased = deepcopy(config)
     biased.attention_bias = True
     theirs = from_ours(with_zero_biases(weights, biased), biased, TRANSFORMERS)
-    return _filled(GPT2LMHeadModel, gpt2_config(config), theirs)
+    return with_weights(GPT2LMHeadModel, gpt2_config(config), theirs)
 
 
-def _filled(kind: type[Any], config: Any, weights: Weights) -> Any:
+def with_weights(kind: type[Any], config: Any, weights: Weights) -> Any:
+    """Return a model in evaluation mode with this state dict, in its dtype."""
     return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype_of(weights))
 
 
@@ -98,17 +92,15 @@ class SourceModel:
     names_special_tokens: bool = True
     """False if the ids of special tokens are a guess from the size of the vocabulary."""
 
-    @property
-    def generation_config(self) -> GenerationConfig | None:
-        """The generation settings in the weights' folder, if any."""
-        exists = (self.folder / "generation_config.json").is_file()
-        return GenerationConfig.from_pretrained(self.folder) if exists else None
-
     def build(self, to: str) -> PreTrainedModel:
-        """The model as `gpt2small` or `gpt2`, ready to be saved."""
-        model = {"gpt2small": as_gpt2small, "gpt2": as_gpt2}[to](self.config, self.weights)
-        if (generation := self.generation_config) is not None:
-            model.generation_config = generation
+        """Return the model as `gpt2small` or `gpt2`, with the generation settings in the weights' folder if any."""
+        model: PreTrainedModel = (
+            as_gpt2(self.config, self.weights)
+            if to == "gpt2"
+            else with_weights(GPT2SmallForCausalLM, self.config, self.weights)
+        )
+        if (self.folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(self.folder)
         return model
 
 
@@ -186,7 +178,7 @@ def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> Sour
         config.attention_bias = False
         ours = {name: weight for name, weight in ours.items() if name not in qkv_biases}
     source = _source(folder, "transformers GPT-2", config, ours)
-    return replace(source, original=partial(_filled, GPT2LMHeadModel, theirs, weights))
+    return replace(source, original=partial(with_weights, GPT2LMHeadModel, theirs, weights))
 
 
 def _read_nanogpt(path: Path) -> SourceModel:

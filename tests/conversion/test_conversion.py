@@ -35,7 +35,7 @@ from gpt2small_hf.conversion.layouts import (
     shapes,
     to_ours,
 )
-from gpt2small_hf.conversion.readers import as_gpt2, as_gpt2small, read
+from gpt2small_hf.conversion.readers import as_gpt2, read, with_weights
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import exclusive_writer
 
@@ -393,7 +393,7 @@ def test_mixed_precision_is_widened_without_loss(tmp_path):
 
 
 def test_a_model_of_ours_is_rebuilt_from_its_state_dict_alone(tiny_model):
-    assert_equal_logits(as_gpt2small(tiny_model.config, tiny_model.state_dict()), tiny_model)
+    assert_equal_logits(with_weights(GPT2SmallForCausalLM, tiny_model.config, tiny_model.state_dict()), tiny_model)
 
 
 # ---- errors -----------------------------------------------------------------------------------------------------
