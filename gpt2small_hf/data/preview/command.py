@@ -188,14 +188,9 @@ def _chat_facts(rows: ChatDataset, tokenizer: PreTrainedTokenizerFast, template:
 
 
 def _lost(rows: ChatDataset, args: PreviewArguments, chat: ChatFlags, context: int, *, least: int) -> str:
-    """How many conversations do not fit, why, and which settings keep them.
+    """Return how many conversations do not fit, why, and which settings keep them.
 
-    Args:
-        rows: as they were shown.
-        args: the command's.
-        chat: the command's.
-        context: of the tokenizer.
-        least: the context of the base model, which no run makes shorter; 0 without one.
+    `context` is that of the tokenizer; `least` that of the base model, which no run makes shorter, or 0.
     """
     counts, limit = rows.counts, chat.max_length or rows.seq_len
     longest = rows.longest

@@ -19,10 +19,10 @@ from gpt2small_hf.data.corpus.encoder import byte_alphabet
 from gpt2small_hf.data.row_dataset import IGNORED, RowDataset
 from gpt2small_hf.formatting import counted
 
-SUPERVISED, UNSUPERVISED, NOT_TEXT, LINE_END = "⟦⟧", "││", "⟨⟩", "⏎"
+SUPERVISED, UNSUPERVISED, LINE_END = "⟦⟧", "││", "⏎"
 PICTURES = {chr(code): chr(0x2400 + code) for code in range(32) if chr(code) != "\n"} | {"\x7f": "␡"}
 """Unicode's pictures of the control characters."""
-OURS = {*SUPERVISED, *NOT_TEXT, LINE_END, *PICTURES.values()}
+OURS = {*SUPERVISED, *"⟨⟩", LINE_END, *PICTURES.values()}
 LEGEND = ["⟦supervised tokens⟧", "⟨special token⟩", "⏎ line end"]
 REST_OF_LEGEND = "⟨U+200B⟩ an invisible character, or one of these marks   ⟨0xF0⟩ a byte of an incomplete character"
 IDS_LEGEND = "40⟦I⟧ token 40, supervised   220│ │ token 220, not supervised   127+102⟦é⟧ tokens that share a character"
@@ -44,40 +44,24 @@ class TokenGroup:
     supervised: bool
 
 
-@dataclass(frozen=True)
-class Part:
-    """A unit of attention: a conversation, a document, or a whole row."""
-
-    heading: str
-    pieces: list[TokenGroup]
-
-
-@dataclass(frozen=True)
-class Row:
-    heading: str
-    parts: list[Part]
-
-
-def read_row(rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int) -> Row:
-    """Return row `number` as its parts and token groups."""
+def read_row(
+    rows: RowDataset, tokenizer: PreTrainedTokenizerFast, number: int
+) -> tuple[str, list[tuple[str, list[TokenGroup]]]]:
+    """Return the heading of row `number`, and heading and tokens of each part that attends only to itself."""
     row = rows[number]
     ids = row["input_ids"]
     # Rows of text have no labels: all tokens are supervised but the first token, which nothing predicts.
     supervised = row["labels"] != IGNORED if "labels" in row else np.arange(len(ids)) > 0
-    spans = list(pairwise([*rows.row_starts(number).tolist(), len(ids)]))
-    parts = [
-        Part(
-            one_line(rows.part_heading(number, part, counted(end - start, "token"))),
-            read_tokens(tokenizer, ids[start:end], supervised[start:end]),
-        )
-        for part, (start, end) in enumerate(spans)
-    ]
+    parts = []
+    for part, (start, end) in enumerate(pairwise([*rows.row_starts(number).tolist(), len(ids)])):
+        heading = one_line(rows.part_heading(number, part, counted(end - start, "token")))
+        parts.append((heading, read_tokens(tokenizer, ids[start:end], supervised[start:end])))
     facts = [
         f"row {number:,} of {len(rows):,}: {len(ids):,} of {rows.seq_len:,} tokens",
         f"{supervised.sum():,} supervised ({supervised.mean():.1%})",
         *rows.row_facts(number),
     ]
-    return Row(", ".join(facts), parts)
+    return ", ".join(facts), parts
 
 
 def read_tokens(tokenizer: PreTrainedTokenizerFast, input_ids: np.ndarray, supervised: np.ndarray) -> list[TokenGroup]:
@@ -142,14 +126,10 @@ def _visible(character: str) -> str:
     if character in PICTURES:
         return PICTURES[character]
     if 0xDC80 <= code <= 0xDCFF:
-        return _not_text(f"0x{code - 0xDC00:02X}")
+        return f"⟨0x{code - 0xDC00:02X}⟩"
     if character.isprintable() and character not in OURS:
         return character
-    return _not_text(f"U+{code:04X}")
-
-
-def _not_text(words: str) -> str:
-    return f"{NOT_TEXT[0]}{words}{NOT_TEXT[1]}"
+    return f"⟨U+{code:04X}⟩"
 
 
 def one_line(text: str) -> str:
@@ -159,7 +139,7 @@ def one_line(text: str) -> str:
 
 def shown(piece: TokenGroup) -> str:
     """Return visible text in which a special token differs from the same characters typed as text."""
-    return _not_text(visible(piece.text)) if piece.special else visible(piece.text)
+    return f"⟨{visible(piece.text)}⟩" if piece.special else visible(piece.text)
 
 
 # ---- text -------------------------------------------------------------------------------------------------------
@@ -173,25 +153,18 @@ def as_text(
     ids: bool = False,
     color: bool = False,
 ) -> str:
-    """Rows for a terminal or a text file, with what the marks mean.
+    """Return rows for a terminal or a text file, with a legend. Text of the data is indented, unlike headings.
 
-    Text of the data is indented, to distinguish it from headings.
-
-    Args:
-        rows: to show some of.
-        tokenizer: the one that made them.
-        row_numbers: those to show.
-        ids: each token with its id in front.
-        color: also by the terminal's colours: what is supervised green, special tokens reversed.
+    With `ids`, each token has its id in front; with `color`, supervised tokens are green and special tokens reversed.
     """
     lines = ["   ".join(LEGEND), REST_OF_LEGEND, *([IDS_LEGEND] if ids else [])]
     for number in row_numbers:
-        row = read_row(rows, tokenizer, number)
-        lines += ["", _styled(row.heading, ["1"] if color else [])]
-        for part in row.parts:
-            if part.heading:
-                lines.append(_styled(f"── {part.heading}", ["2"] if color else []))
-            body = _pairs(part.pieces, color) if ids else _running(part.pieces, color)
+        heading, parts = read_row(rows, tokenizer, number)
+        lines += ["", _styled(heading, ["1"] if color else [])]
+        for part_heading, pieces in parts:
+            if part_heading:
+                lines.append(_styled(f"── {part_heading}", ["2"] if color else []))
+            body = _pairs(pieces, color) if ids else _running(pieces, color)
             lines += [INDENT + line for line in body.removesuffix("\n").split("\n")]
     return "\n".join(lines) + "\n"
 
@@ -261,6 +234,24 @@ b { background: var(--special); border-radius: 3px; }
 span { box-shadow: inset 1px 0 var(--edge); }
 sub { font-size: 10px; color: var(--faint); }
 """.strip()
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+{style}
+</style>
+</head>
+<body>
+<h1>{title}</h1>
+<dl>
+{body}
+</body>
+</html>
+"""
 
 
 def as_html(
@@ -274,45 +265,24 @@ def as_html(
 ) -> str:
     """Return rows as a self-contained HTML page without scripts; hovering over a token shows its ids.
 
-    Args:
-        rows: to show some of.
-        tokenizer: the one that made them.
-        row_numbers: those to show.
-        ids: each token with its id behind it.
-        title: of the page.
-        facts: names and values to print above the rows.
+    `facts` are names and values to print above the rows; with `ids`, each token has its id behind it.
     """
-    lines = [
-        "<!doctype html>",
-        '<html lang="en">',
-        "<head>",
-        '<meta charset="utf-8">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{_plain(title)}</title>",
-        f"<style>\n{STYLE}\n</style>",
-        "</head>",
-        "<body>",
-        f"<h1>{_plain(title)}</h1>",
-        "<dl>",
-        *(f"<dt>{_plain(name)}</dt><dd>{_plain(fact)}</dd>" for name, fact in facts),
+    heading = html.escape(one_line(title))
+    lines = [f"<dt>{html.escape(one_line(name))}</dt><dd>{html.escape(one_line(fact))}</dd>" for name, fact in facts]
+    lines += [
         "</dl>",
         f'<p class="text"><mark>{LEGEND[0]}</mark>   <b>{LEGEND[1]}</b>   {LEGEND[2]}\n{REST_OF_LEGEND}\n'
         "A thin line marks the start of a token; hover to see its id.</p>",
     ]
     for number in row_numbers:
-        row = read_row(rows, tokenizer, number)
-        lines.append(f"<section>\n<h2>{html.escape(row.heading)}</h2>")
-        for part in row.parts:
-            if part.heading:
-                lines.append(f"<h3>{html.escape(part.heading)}</h3>")
-            lines.append(f'<div class="text">{_marked_up(part.pieces, ids)}</div>')
+        row_heading, parts = read_row(rows, tokenizer, number)
+        lines.append(f"<section>\n<h2>{html.escape(row_heading)}</h2>")
+        for part_heading, pieces in parts:
+            if part_heading:
+                lines.append(f"<h3>{html.escape(part_heading)}</h3>")
+            lines.append(f'<div class="text">{_marked_up(pieces, ids)}</div>')
         lines.append("</section>")
-    return "\n".join([*lines, "</body>", "</html>"]) + "\n"
-
-
-def _plain(text: str) -> str:
-    return html.escape(one_line(text))
+    return PAGE.format(title=heading, style=STYLE, body="\n".join(lines))
 
 
 def _marked_up(pieces: Sequence[TokenGroup], ids: bool) -> str:
