@@ -63,7 +63,7 @@ class ChatDataset(RowDataset):
     """Rows of complete conversations, with labels that are -100 except at supervised tokens.
 
     `packing` says how:
-    - `pack_cropped`: several in a row (`packing.pack_unsplit`); `position_ids` restart at 0 with each, and the model
+    - `best_fit`: several in a row (`packing.pack_unsplit`); `position_ids` restart at 0 with each, and the model
       attends within each one only.
     - `padding`: one in a row; `collate` pads the rows of a batch to the longest.
 
@@ -91,31 +91,18 @@ class ChatDataset(RowDataset):
             rows = ChatDataset.from_files("chats.jsonl", tokenizer, seq_len=1024, template="chatml")
             batch = rows.collate([rows[0], rows[1]])  # input_ids, labels, position_ids: (2, T), T at most 1024
 
-        Args:
-            files: .jsonl, .json and .parquet files, folders, globs or Hub ids, as `train --chat_data` takes them.
-            tokenizer: its chat template is set to `template`, in place.
-            seq_len: see the constructor, as for `max_length`, `loss_on`, `packing` and `overlong`.
-            template: `chatml`, `llama2`, `alpaca`, a file or Jinja; unset, the tokenizer's own, else ChatML.
-            max_length: see the constructor.
-            loss_on: see the constructor.
-            packing: see the class.
-            overlong: see the constructor.
-            skip_bad_rows: leave out rows that cannot be read instead of raising an error at the first.
+        `files` are .jsonl, .json and .parquet files, folders, globs or Hub ids, as `train --chat_data` takes them.
+        `template` (`chatml`, `llama2`, `alpaca`, a file or Jinja; unset, the tokenizer's own, else ChatML) becomes the
+        tokenizer's chat template. `skip_bad_rows` leaves out rows that cannot be read instead of raising an error at
+        the first. The other arguments are those of the constructor.
 
         Raises: UsageError for files, rows or a template that cannot be used.
         """
         names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
         set_template(tokenizer, template)
         chats = read_conversations(names, None, validation_fraction=0, skip_bad_rows=skip_bad_rows)["train"].chats
-        return cls(
-            chats,
-            tokenizer,
-            seq_len=seq_len,
-            max_length=max_length,
-            loss_on=loss_on,
-            packing=packing,
-            overlong=overlong,
-        )
+        how = {"max_length": max_length, "loss_on": loss_on, "packing": packing, "overlong": overlong}
+        return cls(chats, tokenizer, seq_len=seq_len, **how)
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpt2small_hf.data.chat.files import ALL, Place, find_places, read_rows
+from gpt2small_hf.data.chat.files import Place, find_places, read_rows
 from gpt2small_hf.data.chat.formats import CHAT_FORMATS, Message, detect_format, read_text, validate_messages
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import counted
@@ -64,21 +64,22 @@ def read_conversations(
             "Name files of chats, or the folder with --validation_data."
         )
     if validation is not None:
-        found["validation"] = [place for name in validation for place in _to_measure_on(find_places(name))]
-    elif any(place.split == "validation" for place in places):
-        found["validation"] = [place for place in places if place.split == "validation"]
+        named = [find_places(name) for name in validation]
+        found["validation"] = [place for some in named for place in only_validation(some) or some]
+    elif only_validation(places):
+        found["validation"] = only_validation(places)
     sets = {split: read_places(some, skip_bad_rows) for split, some in found.items()}
     if "validation" not in sets and validation_fraction:
         sets["train"], sets["validation"] = _hold_out(sets["train"], validation_fraction)
     return sets
 
 
-def _to_measure_on(places: list[Place]) -> list[Place]:
-    return [place for place in places if place.split == "validation"] or places
+def only_validation(places: list[Place]) -> list[Place]:
+    return [place for place in places if place.split == "validation"]
 
 
 def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Conversations]:
-    keys = [_hash_of(chat.messages) for chat in whole.chats]
+    keys = [hashlib.sha256(json.dumps(chat.messages, sort_keys=True).encode()).digest() for chat in whole.chats]
     different = sorted(set(keys))
     n = round(fraction * len(different)) or 1
     if len(different) < 2:
@@ -94,32 +95,22 @@ def _hold_out(whole: Conversations, fraction: float) -> tuple[Conversations, Con
     return Conversations(sides[0], whole.sources), Conversations(sides[1], [])
 
 
-def _hash_of(messages: list[Message]) -> bytes:
-    return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).digest()
-
-
 def read_places(places: list[Place], skip_bad_rows: bool) -> Conversations:
     """Read the conversations of files, in order. Raises: UsageError as in `read_conversations`."""
     found = Conversations()
     for place in places:
         chats, shape, bad, pinned = _read(place, skip_bad_rows)
         found.chats += chats
-        name = place.name + (f"[{_bound(place.rows.start)}:{_bound(place.rows.stop)}]" if place.rows != ALL else "")
-        found.sources.append({"name": name, "shape": shape, "conversations": len(chats), "unreadable": bad, **pinned})
+        counts = {"shape": shape, "conversations": len(chats), "unreadable": bad}
+        found.sources.append({"name": place.name + place.suffix, **counts, **pinned})
     return found
-
-
-def _bound(value: int | None) -> str:
-    return "" if value is None else str(value)
 
 
 def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, int, dict[str, Any]]:
     rows, pinned = read_rows(place)
     rows = rows[place.rows]
     if not rows:
-        raise UsageError(
-            f"{place.name} has no rows{' in that slice' if place.rows != ALL else ''}. Name other rows or another file."
-        )
+        raise UsageError(f"{place.name}{place.suffix} has no rows. Name other rows or another file.")
     chats, shapes, first_error, n_bad = [], Counter[str](), None, 0
     for where, row in rows:
         try:

@@ -66,7 +66,11 @@ def render(
     source = str(tokenizer.chat_template)
     # Alpaca's rows have an input as well as the instruction; few templates use it.
     if not KNOWS_INPUT.search(source):
-        chats = [[_joined(message) for message in chat] for chat in chats]
+        parts = ("content", "input")
+        chats = [
+            [{"role": m["role"], "content": "\n\n".join(m[part] for part in parts if part in m)} for m in chat]
+            for chat in chats
+        ]
 
     def work() -> Any:
         return render_jinja_template(
@@ -116,12 +120,6 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
-
-
-def _joined(message: Message) -> Message:
-    if "input" not in message:
-        return message
-    return {"role": message["role"], "content": f"{message['content']}\n\n{message['input']}"}
 
 
 def encode(

@@ -16,7 +16,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import parse_json, sha256
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
-ALL = slice(None, None)
+SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Place:
 
     name: str
     split: str
+    suffix: str
+    """`[start:end]` as it was given, or empty."""
     rows: slice
 
     @property
@@ -36,16 +38,16 @@ def find_places(name: str) -> list[Place]:
     """Resolve a name to files, or to a dataset on the Hub. Raises: UsageError if nothing matches."""
     match = re.fullmatch(r"(.+)\[(-?\d*):(-?\d*)\]", name)
     base, start, end = match.groups() if match else (name, "", "")
-    rows = slice(int(start) if start else None, int(end) if end else None)
+    rows = name[len(base) :], slice(int(start) if start else None, int(end) if end else None)
     path = Path(base).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in SUFFIXES and file.is_file())
         if not files:
             raise UsageError(f"no .jsonl, .json or .parquet file in the folder {base}. Name the file of chats.")
-        split_of = {file: _split_of(file) for file in files}
+        split_of = {file: SPLITS.get(re.split(r"[-_.]", file.stem.lower())[0]) for file in files}
         if "train" in split_of.values():
             files = [file for file in files if split_of[file]]
-        return [Place(str(file), split_of[file] or "train", rows) for file in files]
+        return [Place(str(file), split_of[file] or "train", *rows) for file in files]
     if path.exists():
         if path.suffix.lower() not in SUFFIXES:
             raise UsageError(
@@ -53,21 +55,15 @@ def find_places(name: str) -> list[Place]:
             )
         if path.stat().st_size == 0:
             raise UsageError(f"{base} is empty. Leave it out.")
-        return [Place(base, "train", rows)]
+        return [Place(base, "train", *rows)]
     if "*" in base or "?" in base:
         found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  # Path.glob takes no absolute pattern
         if not found:
             raise UsageError(f"{base} matches no file. Check the spelling; the working folder is {Path.cwd()}.")
-        ends = name[len(base) :]
-        return [place for file in found for place in find_places(file + ends)]
+        return [place for file in found for place in find_places(file + rows[0])]
     if path.suffix.lower() in SUFFIXES or not re.fullmatch(r"[\w.-]+/[\w.-]+(:[\w.-]+)?", base):
         raise UsageError(f"{base} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
-    return [Place(base, "train", rows)]
-
-
-def _split_of(file: Path) -> str | None:
-    word = re.split(r"[-_.]", file.stem.lower())[0]
-    return {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}.get(word)
+    return [Place(base, "train", *rows)]
 
 
 def read_rows(place: Place) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
@@ -77,13 +73,8 @@ def read_rows(place: Place) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     """
     if not place.path.exists():
         return _hub_rows(place.name)
-    pinned = {"sha256": sha256(place.path)}
-    kind = place.path.suffix.lower()
-    if kind == ".jsonl":
-        return list(_jsonl_rows(place.path)), pinned
-    if kind == ".json":
-        return list(_json_rows(place.path)), pinned
-    return list(_parquet_rows(place.path)), pinned
+    read = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}[place.path.suffix.lower()]
+    return list(read(place.path)), {"sha256": sha256(place.path)}
 
 
 def read_utf8(path: Path) -> str:

@@ -335,7 +335,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytes
     with refused(r"^folder: only files named validation were found, so there is nothing to train on"):
         read("folder")
     save(tmp_path / "rows.jsonl", numbered(3))
-    with refused(r"^rows\.jsonl has no rows in that slice"):
+    with refused(r"^rows\.jsonl\[3:\] has no rows"):
         read("rows.jsonl[3:]")
     with refused(r"^gone\.jsonl does not exist"):
         read("rows.jsonl", validation=["gone.jsonl"])
