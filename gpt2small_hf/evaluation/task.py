@@ -56,3 +56,5 @@ class Task(Generic[R]):
     rows: Callable[[R], Rows] = lambda record: []
     note: Callable[[R], str | None] = lambda record: None
     """Return a sentence to print below the table."""
+    published: tuple[str, ...] = ("evaluation/heldout.json",)
+    """Files of the run folder with its result that are published; an unknown task's result is in `heldout.json`."""

@@ -154,6 +154,7 @@ COMPLETIONS = Task(
     lambda inputs: bool(inputs.prompts) and inputs.tokenizer is not None,
     _run_completions,
     note=completions_note,
+    published=("evaluation/completions.json",),
 )
 
 
@@ -194,6 +195,8 @@ ANSWERS = Task(
 
 TASKS: list[Task[Any]] = [HELD_OUT, OVERLAP, COMPLETIONS, ANSWERS]
 """In the order in which results are printed. A name is the key of its result in `evaluate`."""
+FIELDS = {"heldout", "overlap", "completions", "answers"}
+"""Tasks with fields or a file of their own; results of others are in `tasks` of `heldout.json`."""
 
 
 def evaluate(
@@ -270,7 +273,6 @@ def save_results(
     completions = results.get("completions", Completions(completions=[]))
     assert isinstance(completions, Completions)
     replace(completions, made_by=made_by).save(run.completions)
-    builtin = {task.name for task in (HELD_OUT, OVERLAP, COMPLETIONS, ANSWERS)}
     found = HeldOut(
         rows=losses.rows if losses else HeldOutRows(rows=0, seq_len=seq_len, predicted_tokens=0),
         before=losses and losses.before,
@@ -278,7 +280,7 @@ def save_results(
         after=losses and losses.after,
         new_text=overlap if isinstance(overlap, NewText) and overlap.share else None,
         answers=answers.counts if isinstance(answers, Answers) else None,
-        tasks={name: record.to_json() for name, record in results.items() if name not in builtin},
+        tasks={name: record.to_json() for name, record in results.items() if name not in FIELDS},
         step=step,
         last_step=last_step,
         made_by=made_by,
@@ -289,12 +291,15 @@ def save_results(
 
 def results_of(heldout: HeldOut) -> dict[str, Part]:
     """Return the results that `heldout.json` has, by task."""
-    found: dict[str, Part | None] = {
-        "heldout": heldout if heldout.after else None,
-        "overlap": heldout.new_text,
-        "answers": heldout.answers,
+    after = heldout if heldout.after else None
+    found: dict[str, Part | None] = {"heldout": after, "overlap": heldout.new_text, "answers": heldout.answers}
+    return {name: record for name, record in found.items() if record is not None} | further_results(heldout)
+
+
+def further_results(heldout: HeldOut) -> dict[str, Part]:
+    """Return the results in `heldout.json` that have no field of their own, by task."""
+    return {
+        task.name: task.record.from_json(heldout.tasks[task.name], f"heldout.json: tasks.{task.name}")
+        for task in TASKS
+        if task.name in heldout.tasks
     }
-    for task in TASKS:
-        if task.name in heldout.tasks:
-            found[task.name] = task.record.from_json(heldout.tasks[task.name], f"heldout.json: tasks.{task.name}")
-    return {name: record for name, record in found.items() if record is not None}

@@ -25,13 +25,14 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.tasks import notes, tables
 from gpt2small_hf.formatting import counted, duration, number, perplexity
 from gpt2small_hf.publishing.facts import CardFacts, card_facts
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import console_table, escaped, one_line
+from gpt2small_hf.report.tables import console_table, escaped, markdown_table, one_line
 from gpt2small_hf.resources import resource
 
 TEMPLATE = resource("model_card.j2")
@@ -133,6 +134,8 @@ FILTERS = {
     "fenced": lambda text: fenced(printable(text)),
     "quoted": quoted,
     "wrapped": wrapped,
+    "tables": lambda results: [markdown_table(rows[0], rows[1:]) for rows in tables(results)],
+    "notes": notes,
     "columns": lambda rows, *header: console_table(header, rows, text=(len(header) - 1,)),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),

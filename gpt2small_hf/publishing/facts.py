@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.tokenizer import load_tokenizer
+from gpt2small_hf.evaluation.tasks import further_results
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import make_norm
 from gpt2small_hf.peft_targets import LORA_TARGETS
@@ -32,6 +33,7 @@ from gpt2small_hf.publishing.training_facts import TrainingFacts, training_facts
 from gpt2small_hf.report.page import SampleTable
 from gpt2small_hf.report.tables import new_text
 from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.json_records import Part
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.runs.results import HeldOut, MetricsRow, NewText
@@ -112,6 +114,8 @@ class CardFacts:
     new_text: NewText | None
     """The results outside overlaps with the training text, if they are of less than (almost) all tokens."""
     nothing_held_out: bool
+    further_results: dict[str, Part]
+    """Results of evaluation tasks that the template does not know by name."""
     comparison: results.Comparison | None
     charts: list[str]
     samples: lineage.Excerpt | None
@@ -157,6 +161,7 @@ def card_facts(source: PushSource, folder: Path, publication: Publication) -> Ca
         heldout=heldout,
         new_text=new_text(heldout) if heldout else None,
         nothing_held_out=bool(run and run.heldout and not run.measured),
+        further_results=further_results(run.heldout) if run and run.heldout and not source.is_checkpoint else {},
         comparison=results.comparison(run, baseline, publication) if run and baseline else None,
         charts=[name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         samples=samples,

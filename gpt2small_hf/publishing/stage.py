@@ -16,6 +16,7 @@ from typing import Any
 
 from gpt2small_hf.conversion.convert import convert
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.tasks import TASKS
 from gpt2small_hf.publishing.checks import (
     CODE,
     INDEX,
@@ -43,7 +44,7 @@ TOKENIZER = (
     *("vocab.json", "merges.txt", "chat_template.jinja"),
 )
 SETTINGS = ("config.json", "generation_config.json")
-RESULTS = ("resolved.json", "evaluation/heldout.json", "evaluation/completions.json")
+RESULTS = ("resolved.json", *dict.fromkeys(name for task in TASKS for name in task.published))
 CHARTS = ("loss", "grad_norm", "learning_rate", "throughput")
 WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".gguf", ".ggml", ".onnx"),

@@ -4,13 +4,10 @@ import math
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from gpt2small_hf.evaluation import tasks
-from gpt2small_hf.evaluation.task import Task
-from gpt2small_hf.evaluation.tasks import evaluate, notes, results_of, tables
-from gpt2small_hf.runs.results import HeldOut, Measures
+from gpt2small_hf.evaluation.tasks import evaluate, notes, tables
+from gpt2small_hf.runs.results import HeldOut
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +39,3 @@ def test_evaluate_takes_models_of_transformers_and_refuses_unknown_tasks(splits)
         evaluate(model, ["heldot"], heldout=heldout)
     with pytest.raises(ValueError, match="answers cannot be measured"):
         evaluate(model, ["answers"], heldout=heldout)
-
-
-def test_user_defined_task_is_an_entry_of_the_list(model, splits, monkeypatch, tiny_run):
-    _, heldout = splits
-
-    def run(model, inputs):
-        return Measures(loss_nats=float(inputs.losses(model).max()))
-
-    worst = Task("worst token", Measures, lambda inputs: inputs.heldout is not None, run,
-                 lambda found: [["worst token", "loss"], ["", f"{found.loss_nats:.1f}"]])  # fmt: skip
-    monkeypatch.setattr(tasks, "TASKS", [*tasks.TASKS, worst])
-    results = evaluate(model, ["heldout", "worst token"], heldout=heldout)
-    recorded = HeldOut.load(REPOSITORY / "tests/runs/old_run/text/evaluation/heldout.json")
-    assert tables(results)[-1][0] == ["worst token", "loss"]
-    again = HeldOut.from_json({**recorded.to_json(), "tasks": {"worst token": {"loss": 7.25}}}, "heldout.json:")
-    assert tables(results_of(again))[-1][1] == ["", "7.2"]
