@@ -114,6 +114,6 @@ def load_isolated(plan: PushPlan, where: str | Path, cache: Path, revision: str 
 def describe_check(found: Checked, plan: PushPlan) -> str:
     """Describe what the isolated process found."""
     same = "bit for bit" if found.logit_difference == 0 else f"to {found.logit_difference:.1e}"
-    ran = f"{found.n_codes} code blocks ran"
+    ran = f"{len(found.printed)} code blocks ran"
     what = "torch, transformers and peft" if plan.is_adapter else "torch and transformers"
     return f"works with {what} alone: logits equal {same}, {ran} ({found.seconds:.0f} s)"

@@ -1,8 +1,8 @@
-"""A staged folder or a published repository → proof that a stranger can use it, and gets what was trained.
+"""A staged folder or a published commit → loaded in an isolated process and compared with its model.
 
-An isolated process without this package (`isolated_load.py`) loads it, tries what must hold of any
-published model, and runs the card's code. Its logits, token ids and chat are compared here with those of the model
-folder it was staged from. Nothing is staged or sent: that is `stage.py`'s and `hub.py`'s business.
+The isolated process (`isolated_load.py`) cannot import this package. It loads the folder, checks what holds for any
+model, and runs the card's code. Its weights, logits, token ids and chat are compared here with those of the model
+folder that was staged. `stage.py` makes the staged folder and `commit.py` sends it.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ from gpt2small_hf.publishing.isolated_load import Request, chat_ids, digest, nor
 if TYPE_CHECKING:
     from torch import Tensor
 
-STRANGER = Path(__file__).resolve().with_name("isolated_load.py")
-ENOUGH_SECONDS = 3600.0  # some GB over a slow line, and a card that writes much on one core
-
+SCRIPT = Path(__file__).resolve().with_name("isolated_load.py")
+TIMEOUT_SECONDS = 3600.0  # for some GB over a slow connection, and a card that generates much on one core
 CHAT = [{"role": "user", "content": "What does pass do?"}]
 OPENING = "Once upon a time there was a model"
 TEXTS = ["def f(x):\n    return  x  # two spaces\n\n", "naïve café: 12,345 ≥ 日本語 🙂"]
 PROMPT_TOKENS = 64
 
-# The only variables of ours that the isolated process has: model code runs there, and a credential may be in any other.
+# The isolated process runs model code, and any other variable may contain a credential.
 KEPT = {"PATH", "TMPDIR", "TEMP", "TMP", "SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
-# These decide how additions are ordered.
+# These decide the order of additions.
 KEPT_PREFIXES = ("OMP_", "MKL_", "KMP_", "ONEDNN_", "DNNL_", "ATEN_", "GPT2SMALL_")
 
 
 class CheckError(Exception):
-    """What was staged or published is not what it should be; one line. `details` may have the stranger's traceback."""
+    """A staged or published model failed a check. `details` has the traceback of the isolated process, if any."""
 
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
@@ -50,22 +49,21 @@ class CheckError(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check found, all of it as it should be."""
+    """The results of a successful check."""
 
-    logit_difference: float  # the largest, from the model it was staged from
-    tolerance: float  # what it might have been: 0 for our own class in float32
+    logit_difference: float  # the largest
+    tolerance: float  # for logit_difference; 0 for the same code in float32
     seconds: float
-    versions: dict[str, str]  # of python, torch and transformers, as the stranger has them
+    versions: dict[str, str]  # of python, torch and transformers in the isolated process
     classes: tuple[str, ...]  # of config, model and base model, with their modules
-    text: str  # what the pipeline wrote
-    n_codes: int
-    printed: tuple[str, ...]  # by each of the card's code blocks
-    commit: str | None  # that everything was loaded from; None for a folder
+    text: str  # of the pipeline
+    printed: tuple[str, ...]  # by each code block of the card
+    commit: str | None  # of all loaded files; None for a folder
 
 
 @dataclass(frozen=True)
 class Expected:
-    """The same things as the stranger's answer, computed here from the model it was staged from."""
+    """The result that the isolated process should have, computed here from the model that was staged."""
 
     ids: list[int]
     logits: Tensor  # (T, V), float32
@@ -89,96 +87,83 @@ def check(
     native: bool = False,
     adapter: bool = False,
     cache: Path | None = None,
-    timeout: float = ENOUGH_SECONDS,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> Checked:
-    """Let a stranger load and use a model, and compare it with the one it was staged from.
+    """Load and use a model in an isolated process, and compare it with the model that was staged.
 
     Args:
-        where: the staged folder, or, with `revision`, a repository's id.
-        reference: the model folder that `where` was staged from. It is loaded in this process, by our own classes.
-        card: the Markdown whose Python blocks are run.
-        repo_id: what the card calls the model.
-        tag: the revision that the card names, which need not exist yet.
-        revision: a commit.
-        native: `where` is a GPT-2 that needs no remote code.
-        adapter: `where` has a LoRA adapter, which peft applies to a base in `cache`; `reference` has it merged.
-        cache: the Hub cache into which that commit was downloaded. The process that loads it has no network.
-        timeout: seconds after which the stranger is ended.
+        where: The staged folder or, with `revision`, a repository.
+        reference: The model folder that was staged. It is loaded in this process, by this package's classes.
+        card: Markdown whose Python blocks are run.
+        repo_id: The card's name for the model.
+        tag: The revision in the card's code, which need not exist yet.
+        revision: A commit.
+        native: Whether `where` is transformers' GPT-2, without remote code.
+        adapter: Whether `where` is a LoRA adapter, whose base model is in `cache`; `reference` has it merged.
+        cache: The Hub cache with the commit: the isolated process has no network.
+        timeout: Maximum seconds of the isolated process.
 
-    Raises: CheckError for the first thing that is not as it should be.
+    Raises: CheckError for the first failed check.
     """
-    began = time.perf_counter()
-    if revision is None:
-        where = Path(where).resolve()
-    what = f"{where} at {revision[:8]}" if revision else str(where)
+    start = time.perf_counter()
+    where = str(where if revision else Path(where).resolve())
     expected = read_reference(reference)
-    blocks = [bound(code, repo_id, where, tag, revision) for code in codes(card)]
-    how = {"native": native, "adapter": adapter}
-    answer, logits = visit(str(where), revision, what, expected, blocks, **how, cache=cache, timeout=timeout)
-    difference, allowed = compare(answer, logits, expected, what, **how)
-    return Checked(
-        logit_difference=difference,
-        tolerance=allowed,
-        seconds=round(time.perf_counter() - began, 1),
-        versions=answer["versions"],
-        classes=tuple(answer["classes"]),
-        text=answer["text"],
-        n_codes=len(blocks),
-        printed=tuple(answer["printed"]),
-        commit=answer["commit"],
-    )
+    blocks = [bind_names(code, repo_id, where, tag, revision) for code in code_blocks(card)]
+    form = {"native": native, "adapter": adapter}
+    try:
+        result, logits = run_isolated(where, revision, expected, blocks, **form, cache=cache, timeout=timeout)
+        difference, allowed = compare(result, logits, expected, **form)
+    except CheckError as error:
+        name = f"{where} at {revision[:8]}" if revision else where
+        raise CheckError(f"{name}: {error}", error.details) from None
+    seconds, printed = round(time.perf_counter() - start, 1), tuple(result["printed"])
+    classes, text, commit = tuple(result["classes"]), result["text"], result["commit"]
+    return Checked(difference, allowed, seconds, result["versions"], classes, text, printed, commit)
 
 
-# ---- the card's code --------------------------------------------------------------------------------------------
-
-
-def codes(card: str) -> list[str]:
-    """The Python blocks of a Markdown text, in order."""
+def code_blocks(card: str) -> list[str]:
+    """Return the Python blocks of a Markdown text, in order."""
     from markdown_it import MarkdownIt
 
     fences = [token for token in MarkdownIt().parse(card) if token.type == "fence"]
     return [fence.content for fence in fences if fence.info.lower().split()[:1] in (["python"], ["py"])]
 
 
-def bound(code: str, repo_id: str, where: str | Path, tag: str | None, revision: str | None) -> str:
-    """The card's code, to be run on what is checked: a folder for the model's name, a commit for its tag.
+def bind_names(code: str, repo_id: str, where: str, tag: str | None, revision: str | None) -> str:
+    """Replace the model's name in the card's code by a folder, or its tag by a commit.
 
-    Only whole quoted strings are replaced: not `"you/tiny-2"`, and nothing unquoted. Code that names no revision would
-    load main, where the model is not yet if it is a pull request: it is told the commit as well.
+    Only whole quoted strings are replaced: not `"you/tiny-2"`, and nothing unquoted. Code without a revision gets the
+    commit too: it would load main, where the model of a pull request is not.
     """
     name = rf"""(["']){re.escape(repo_id)}\1"""
     if revision is None:
-        return re.sub(name, lambda _: repr(str(where)), code)
+        return re.sub(name, lambda _: repr(where), code)
     if tag is None:
         return re.sub(name, lambda found: f"{found[0]}, revision={revision!r}", code)
     named = rf"""(\brevision\s*=\s*)(["']){re.escape(tag)}\2"""
     return re.sub(named, lambda found: found[1] + repr(revision), code)
 
 
-# ---- the stranger -----------------------------------------------------------------------------------------------
-
-
-def visit(
+def run_isolated(
     where: str,
     revision: str | None,
-    what: str,
     expected: Expected,
     blocks: list[str],
     *,
     native: bool = False,
     adapter: bool = False,
     cache: Path | None = None,
-    timeout: float = ENOUGH_SECONDS,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> tuple[dict[str, Any], Tensor]:
-    """Let a stranger load `where`, which messages call `what`, and run `blocks`.
+    """Load `where` and run `blocks` in an isolated process. Raises: CheckError if a step fails.
 
-    Returns: its answer (what is in it, `isolated_load.py` shows), and the logits of `expected.ids`, (T, V).
-    Raises: CheckError if a step fails.
+    Returns: its result (the keys are those that `isolated_load.py` sets), and the logits of `expected.ids`, (T, V).
     """
     import torch
 
     # On some systems a file that was mapped into memory cannot be deleted at once.
-    with tempfile.TemporaryDirectory(prefix="stranger-", ignore_cleanup_errors=True) as place:
+    with tempfile.TemporaryDirectory(prefix="isolated-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
         request = Request(
             **packages(("torch", "transformers", *(["peft"] if adapter else []))),
             adapter=adapter,
@@ -188,152 +173,130 @@ def visit(
             ids=expected.ids,
             texts=expected.texts,
             chat=None if expected.chat is None else CHAT,
-            codes=blocks,
-            answer=str(Path(place, "answer.json")),
-            threads=torch.get_num_threads(),  # more, or fewer, would add in another order
+            code_blocks=blocks,
+            result=str(folder / "result.json"),
+            threads=torch.get_num_threads(),  # another number would add in another order
         )
-        answer = ask(request, Path(place), what, environment(Path(place), cache), timeout)
-        if failed := answer.get("failed"):
-            report(failed, what, request)
-        raw = bytearray(Path(request.answer + ".logits").read_bytes())
-    return answer, torch.frombuffer(raw, dtype=torch.float32).view(answer["shape"])
+        result = run_process(request, folder, environment(folder, cache), timeout)
+        if failed := result.get("failed"):
+            raise_failure(failed, request)
+        raw = bytearray(Path(request.result + ".logits").read_bytes())
+    return result, torch.frombuffer(raw, dtype=torch.float32).view(result["shape"])
 
 
 def packages(names: tuple[str, ...] = ("torch", "transformers")) -> dict[str, list[str]]:
-    """What somebody has who installed these and nothing else: distributions, the modules in them, and their folders.
-
-    Requirements are followed as pip does it: where their markers hold, with the extras that they ask for themselves.
-    """
+    """Return what `pip install` of these names would install: distributions, their modules, and their folders."""
     from packaging.requirements import Requirement
 
-    open_, seen, modules, folders = [(name, "") for name in names], set(), set(), {}
-    while open_:
-        name, extra = pair = open_.pop()
+    pending, seen, modules, folders = [(name, "") for name in names], set(), set(), {}
+    while pending:
+        name, extra = pair = pending.pop()
         if pair in seen:
             continue
         try:
             distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
-            continue  # if it matters, the import says so
+            continue  # the import fails if it is needed
         seen.add(pair)
         folders[str(distribution.locate_file(""))] = None
         modules |= modules_of(distribution)
         for requirement in map(Requirement, distribution.requires or ()):
             if requirement.marker is None or requirement.marker.evaluate({"extra": extra}):
-                open_ += [(normalized(requirement.name), wanted) for wanted in ("", *requirement.extras)]
+                pending += [(normalized(requirement.name), wanted) for wanted in ("", *requirement.extras)]
     distributions = {name for name, _ in seen}
     return {"path": list(folders), "modules": sorted(modules), "distributions": sorted(distributions)}
 
 
 def modules_of(distribution: metadata.Distribution) -> set[str]:
-    """The top-level modules of an installed package. Not by `packages_distributions`: in Python 3.10 it misses many."""
+    """Return the top-level modules of a package; `packages_distributions` of Python 3.10 misses many."""
     names = set((distribution.read_text("top_level.txt") or "").split())
     for file in distribution.files or ():
         names.add(file.parts[0] if len(file.parts) > 1 else inspect.getmodulename(file.name) or "")
     return {name for name in names if name.isidentifier()} - {"__pycache__"}
 
 
-def environment(place: Path, cache: Path | None = None, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+def environment(folder: Path, cache: Path | None = None, given: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables of the isolated process: no network, no GPU, no credential.
 
-    Model code runs there. Home and the Hub's home are empty folders in `place`: no stored token is found through them.
-    `cache` is the Hub cache to load from. Of `given`, only `KEPT` and `KEPT_PREFIXES` are passed on.
+    Home and the Hub's home are empty folders in `folder`, so that no stored token is found. `cache` is the Hub cache to
+    load from. Of `given`, only `KEPT` and `KEPT_PREFIXES` are passed on.
     """
     kept = {name: value for name, value in given.items() if name in KEPT or name.startswith(KEPT_PREFIXES)}
-    home, hub = str(place / "home"), place / "cache"
+    home, hub = str(folder / "home"), folder / "cache"
     kept |= {"HOME": home, "USERPROFILE": home, "CUDA_VISIBLE_DEVICES": ""}
     return {**kept, "HF_HOME": str(hub), "HF_HUB_CACHE": str(cache or hub / "hub"), "HF_HUB_OFFLINE": "1"}
 
 
-def ask(request: Request, place: Path, what: str, env: dict[str, str], timeout: float) -> dict[str, Any]:
-    """Run the stranger in `place` and read its answer. It is ended with us, however we end.
-
-    Raises: CheckError if it gives none.
-    """
-    here, written, said, complained = (place / name for name in ("empty", "request.json", "stdout", "stderr"))
-    for folder in (here, place / "home"):
-        folder.mkdir()
-    written.write_text(json.dumps(asdict(request)), encoding="utf-8")
-    command = [sys.executable, "-I", "-S", str(STRANGER), str(written)]
-    # Into files: with pipes, whoever the card's code started could keep us waiting.
-    with said.open("wb") as stdout, complained.open("wb") as stderr:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=here, env=env)
+def run_process(request: Request, folder: Path, env: dict[str, str], timeout: float) -> dict[str, Any]:
+    """Run `SCRIPT` in `folder` and return its result. Raises: CheckError if it has none."""
+    empty, path, out, err = (folder / name for name in ("empty", "request.json", "stdout", "stderr"))
+    for new in (empty, folder / "home"):
+        new.mkdir()
+    path.write_text(json.dumps(asdict(request)), encoding="utf-8")
+    command = [sys.executable, "-I", "-S", str(SCRIPT), str(path)]
+    # Files and not pipes: a process that the card's code started could keep a pipe open.
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=empty, env=env)
         try:
             process.wait(timeout)
         except subprocess.TimeoutExpired:
-            step = last_line(said)
-            raise CheckError(f"{what}: loading it did not end within {timeout:,g} s; it was at: {step}.") from None
+            raise CheckError(f"loading it took over {timeout:,g} s; the last step was {last_line(out)}.") from None
         finally:
             process.kill()
             process.wait()
     try:
-        return json.loads(Path(request.answer).read_text(encoding="utf-8"))
+        return json.loads(Path(request.result).read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
-        status, words = process.returncode, last_line(complained)
-        how = f"signal {-status}" + ("; is there enough memory?" if status == -9 else "") if status < 0 else words
-        details = complained.read_text(encoding="utf-8", errors="replace")
-        raise CheckError(f"{what}: the process that loads it died at: {last_line(said)} ({how}).", details) from None
+        status, reason = process.returncode, last_line(err)
+        if status < 0:
+            reason = f"signal {-status}" + ("; is there enough memory?" if status == -9 else "")
+        details = err.read_text(encoding="utf-8", errors="replace")
+        raise CheckError(f"the process that loads it died at step {last_line(out)} ({reason}).", details) from None
 
 
 def last_line(path: Path) -> str:
-    """The last line of a log."""
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "the start")
+    """Return the last line of a log."""
+    lines = path.read_text(encoding="utf-8", errors="replace").strip().split("\n")
+    return lines[-1].strip() or "start"
 
 
-def report(failed: dict[str, Any], what: str, request: Request) -> NoReturn:
-    """Raise: CheckError for a step at which the stranger failed, with the likeliest reason."""
-    step, error, missing = failed["step"], shortened(failed["error"]), ", ".join(failed["missing"])
+HINTS = {
+    "AutoModelForCausalLM": "The weights may be incomplete, or those of another class. Stage the folder again.",
+    "AutoModel": "config.json and the code may be of different models. Stage the folder again.",
+    "tied head": "config.json may have been edited after the model was saved.",
+    "left padding": "Its code may ignore attention_mask when it counts positions.",
+    "generate": "Its code may give cached tokens wrong positions.",
+    "commit": "Another push may have run at the same time.",
+}
+"""Step → its likeliest error."""
+
+
+def raise_failure(failed: dict[str, Any], request: Request) -> NoReturn:
+    """Raise: CheckError for a step that failed in the isolated process, with the likeliest reason."""
+    step, missing = failed["step"], ", ".join(failed["missing"])
+    error = failed["error"] if len(failed["error"]) <= 400 else failed["error"][:400] + " …"
+    error = error.rstrip(". ")
     if step.startswith("code block"):
-        code = request.codes[int(step.split()[-1]) - 1]
-        begins = next((line.strip() for line in code.splitlines() if line.strip()), "")
-        fails = f" at `{failed['line']}`" if failed["line"] and failed["line"] != begins else ""
-        needs = f"; a stranger does not have {missing}" if missing else ""
-        message = f"the card's {step} (`{begins}`) fails{fails}: {error}{needs}."
+        code = request.code_blocks[int(step.split()[-1]) - 1]
+        first = next((line.strip() for line in code.splitlines() if line.strip()), "")
+        line = f" at `{failed['line']}`" if failed["line"] and failed["line"] != first else ""
+        needs = f"; users may not have {missing}" if missing else ""
+        message = f"the card's {step} (`{first}`) fails{line}: {error}{needs}."
     elif step == "import":
-        message = f"torch or transformers cannot be imported ({error}). Mend this environment: pip install transformers"
+        message = f"torch or transformers cannot be imported ({error}). Fix this environment: pip install transformers"
     elif missing:
         message = (
-            f"{step}: its code needs what a stranger does not have: {missing}{importing(request, failed['missing'])}. "
-            "Published code may import torch, transformers and the files beside it."
+            f"{step}: its code imports {missing}. Published code may import only torch, transformers and its own files."
         )
     elif step == "AutoTokenizer" and "custom code" in failed["error"]:
         message = "its tokenizer needs remote code. Convert it to a fast one, which is tokenizer.json alone."
     else:
-        hint = HINTS.get(step, "")
-        message = f"{step}: {error}." + (f" {hint}" if hint else "")
-    raise CheckError(f"{what}: {message}", failed["traceback"])
-
-
-HINTS = {
-    "AutoModelForCausalLM": "Likeliest: the weights are not whole, or are another class's. Stage the folder again.",
-    "AutoModel": "Likeliest: config.json and the code beside it do not belong together. Stage the folder again.",
-    "tied head": "Likeliest: config.json was edited after the model was saved.",
-    "left padding": "Likeliest: its code counts positions without regard to attention_mask.",
-    "generate": "Likeliest: its code gives cached tokens wrong positions.",
-    "commit": "Likeliest: somebody else pushed at the same time.",
-}
-
-
-def importing(request: Request, missing: list[str]) -> str:
-    """The files of a model folder that import one of these modules, in brackets; nothing if they cannot be seen."""
-    names = "|".join(map(re.escape, missing))
-    pattern = re.compile(rf"\b(?:import|from)\s+(?:{names})\b|import_module\(\s*[\"'](?:{names})\b")
-    sources = sorted(Path(request.where).glob("*.py")) if request.revision is None else []
-    files = [path.name for path in sources if pattern.search(path.read_text(encoding="utf-8", errors="replace"))]
-    return f" ({', '.join(files)})" if files else ""
-
-
-def shortened(text: str, most: int = 400) -> str:
-    """A text of at most so many characters, without its full stop."""
-    return (text if len(text) <= most else text[:most] + " …").rstrip(". ")
-
-
-# ---- the comparison ---------------------------------------------------------------------------------------------
+        message = f"{step}: {error}. {HINTS.get(step, '')}".rstrip()
+    raise CheckError(message, failed["traceback"])
 
 
 def read_reference(folder: Path) -> Expected:
-    """Load a model folder with our own classes, on the CPU in the dtype it is in, and try it as the stranger will."""
+    """Load a model folder with this package's classes, on the CPU in its own dtype, and compute the expected result."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -350,9 +313,9 @@ def read_reference(folder: Path) -> Expected:
         logits = model(ids[None]).logits[0].float()
     words = OPENING.split()
     while len(words) > 1 and len(tokenizer(" ".join(words))["input_ids"]) > context // 2:
-        words.pop()  # there shall be room to go on
+        words.pop()  # so that it can be continued
     texts = [" ".join(words), *TEXTS]
-    bare = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     return Expected(
         ids=ids.tolist(),
         logits=logits,
@@ -360,103 +323,77 @@ def read_reference(folder: Path) -> Expected:
         weights={name: digest(weight) for name, weight in model.named_parameters()},
         texts=texts,
         tokens=[tokenizer(text)["input_ids"] for text in texts],
-        decoded=texts if keeps_every_byte(tokenizer) else [str(tokenizer.decode(ids)) for ids in bare],
+        decoded=[str(tokenizer.decode(ids)) for ids in plain],
         chat_template=tokenizer.chat_template,
         chat=None if tokenizer.chat_template is None else chat_ids(tokenizer, CHAT),
     )
 
 
-def keeps_every_byte(tokenizer: Any) -> bool:
-    """Whether decoding must give back any text: a byte-level tokenizer, like GPT-2's, that changes nothing before."""
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    splitter, decoder = json.dumps(parts["pre_tokenizer"]), json.dumps(parts["decoder"])
-    return parts["normalizer"] is None and '"ByteLevel"' in decoder and '"add_prefix_space": true' not in splitter
-
-
 def compare(
-    answer: dict[str, Any], logits: Tensor, expected: Expected, what: str, *, native: bool, adapter: bool = False
+    result: dict[str, Any], logits: Tensor, expected: Expected, *, native: bool, adapter: bool = False
 ) -> tuple[float, float]:
-    """Compare a stranger's answer with the model that it was staged from.
+    """Compare the result of an isolated process with the model that was staged.
 
-    Returns: the largest difference of logits, and how large it may be.
+    Returns: the largest difference of logits, and its maximum.
     Raises: CheckError if they are not the same.
     """
-    remote = [name for name in answer["classes"] if name.startswith("transformers_modules.")]
+    own_code = not (native or adapter)
+    remote = [name for name in result["classes"] if name.startswith("transformers_modules.")]
     if native and remote:
-        raise CheckError(f"{what}: {remote[0]} is remote code, and this form promises to need none.")
-    if not (native or adapter) and len(remote) < len(answer["classes"]):
-        other = next(name for name in answer["classes"] if name not in remote)
-        raise CheckError(
-            f"{what}: it is loaded as {other}, not by the code beside it. See auto_map in its config.json."
-        )
-    if answer["commit"] and not adapter and not all(answer["commit"] in name for name in remote):
-        raise CheckError(f"{what}: its code comes from another commit: {remote[0]}.")
-    if answer["tokens"] != expected.tokens:
-        pairs = zip(expected.texts, answer["tokens"], expected.tokens, strict=True)
+        raise CheckError(f"{remote[0]} is remote code, which a native model must not need.")
+    if own_code and len(remote) < len(result["classes"]):
+        other = next(name for name in result["classes"] if name not in remote)
+        raise CheckError(f"it is loaded as {other}, not by its own code. See auto_map in its config.json.")
+    if result["commit"] and not adapter and not all(result["commit"] in name for name in remote):
+        raise CheckError(f"its code comes from another commit: {remote[0]}.")
+    if result["tokens"] != expected.tokens:
+        pairs = zip(expected.texts, result["tokens"], expected.tokens, strict=True)
         text, found, wanted = next(pair for pair in pairs if pair[1] != pair[2])
-        raise CheckError(
-            f"{what}: its tokenizer is not the one the model was trained with: {text!r} becomes {few(found)}, "
-            f"there {few(wanted)}. Likeliest: tokenizer.json was replaced, or belongs to another run."
-        )
-    for text, found in zip(expected.decoded, answer["decoded"], strict=True):
+        change = f"{text!r} becomes {found[:12]}, not {wanted[:12]}"
+        raise CheckError(f"its tokenizer is not the one the model was trained with: {change}.")
+    for text, found in zip(expected.decoded, result["decoded"], strict=True):
         if found != text:
-            raise CheckError(f"{what}: its tokenizer decodes what was {text!r} as {found!r}.")
-    if answer["chat_template"] != expected.chat_template or answer["chat"] != expected.chat:
-        raise CheckError(f"{what}: its chat template is not the one the model was taught with. Stage the folder again.")
-    if answer["dtype"] != expected.dtype:
-        raise CheckError(
-            f"{what}: its weights are {answer['dtype']}, those of the model it was staged from {expected.dtype}."
-        )
-    if not (native or adapter) and answer["weights"] != expected.weights:
-        names = {*answer["weights"], *expected.weights}
-        changed = sorted(name for name in names if answer["weights"].get(name) != expected.weights.get(name))
+            raise CheckError(f"its tokenizer decodes {text!r} as {found!r}.")
+    if result["chat_template"] != expected.chat_template or result["chat"] != expected.chat:
+        raise CheckError("its chat template is not the one of the training. Stage the folder again.")
+    if result["dtype"] != expected.dtype:
+        raise CheckError(f"its weights are {result['dtype']}, those of the staged model {expected.dtype}.")
+    if own_code and result["weights"] != expected.weights:
+        names = {*result["weights"], *expected.weights}
+        changed = sorted(name for name in names if result["weights"].get(name) != expected.weights.get(name))
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise CheckError(
-            f"{what}: its weights are not those of the model it was staged from: {changed[0]}{more}. "
-            "Likeliest: that model was trained on or replaced since. Stage it again."
+            f"its weights are not those of the model it was staged from: {changed[0]}{more}. The model may have been "
+            "trained or replaced since. Stage it again."
         )
-    return compare_logits(logits, expected, what, native=native, adapter=adapter)
+    return compare_logits(logits, expected, native=native, adapter=adapter)
 
 
-def compare_logits(
-    logits: Tensor, expected: Expected, what: str, *, native: bool, adapter: bool = False
-) -> tuple[float, float]:
-    """The part of `compare` that is about numbers."""
+def compare_logits(logits: Tensor, expected: Expected, *, native: bool, adapter: bool) -> tuple[float, float]:
+    """Compare logits. Returns and raises: as `compare`."""
     if logits.shape != expected.logits.shape:
-        shapes = f"{tuple(logits.shape)}, not {tuple(expected.logits.shape)}"
-        raise CheckError(f"{what}: its logits have the shape {shapes}. Its vocabulary is another.")
+        raise CheckError(f"its logits have the shape {(*logits.shape,)}, not {(*expected.logits.shape,)}.")
     difference = (logits - expected.logits).abs().max().item()
     allowed = tolerance(expected.dtype, expected.logits.abs().max().item(), native=native or adapter)
     if not difference <= allowed:
-        reason = (
-            "Likeliest: it was not converted from this model."
-            if native
-            else "Likeliest: the base is another one, or the adapter was changed after it was merged."
-            if adapter
-            else "The weights are the same: likeliest, the code beside them is of another version of this package."
-        )
+        reason = "The weights are the same, so its code may be of another version of this package."
+        if native:
+            reason = "It may have been converted from another model."
+        elif adapter:
+            reason = "The base model may be another one, or the adapter was changed after it was merged."
         raise CheckError(
-            f"{what}: its logits differ by {difference:.1e} from those of the model it was staged from, allowed are "
-            f"{allowed:.1e}. {reason}"
+            f"its logits differ by {difference:.1e} from those of the staged model (maximum {allowed:.1e}). {reason}"
         )
     return difference, allowed
 
 
 def tolerance(dtype: str, largest: float, *, native: bool) -> float:
-    """How far logits may lie apart, if the largest is `largest`.
-
-    The same code in float32: not at all. Transformers' GPT-2 in place of ours: as in `convert`. In another dtype: eight
-    times the spacing of numbers of that size, since a rounding may fall either way.
-    """
+    """Return the maximum difference of logits, if the largest logit is `largest`."""
     import torch
 
     from gpt2small_hf.conversion.convert import TOLERANCE
 
-    if dtype == "float32":
+    if dtype == "float32":  # equal, if the code is the same
         return TOLERANCE * max(1.0, largest) if native else 0.0
+    # Eight times the spacing of numbers of that size: a rounding may go either way.
     return 8 * torch.finfo(getattr(torch, dtype)).eps * max(1.0, largest)
-
-
-def few(ids: list[int]) -> str:
-    """A list of ids, not all of them."""
-    return str(ids) if len(ids) <= 12 else f"{str(ids[:12])[:-1]}, …]"

@@ -21,7 +21,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import parse_arguments
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.secret_scan import fingerprint
-from gpt2small_hf.publishing.verify import codes
+from gpt2small_hf.publishing.verify import code_blocks
 from gpt2small_hf.runs.files import exclusive_writer, read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import versions
@@ -126,7 +126,7 @@ def test_a_run_is_published_whole_private_tagged_and_used_by_a_stranger_as_its_c
     assert not any(str(run.root.parents[2]).encode() in content for content in (*there.values(), *told))
 
     tag = read_tag(run)
-    blocks = codes(hub.files(REPO, tag)["README.md"].decode())
+    blocks = code_blocks(hub.files(REPO, tag)["README.md"].decode())
     assert len(blocks) == 2
     printed = from_hub(LOGITS.format(blocks=blocks, repo=REPO, revision=tag, trust=True))
     assert [block.strip().startswith("Once the fox") for block in printed.split("----\n")[:2]] == [True, True]
@@ -681,7 +681,7 @@ def test_checkpoints_become_branches_and_a_native_twin_needs_no_code_of_ours(hub
     assert "| `step-10` | 10 | 1,280 |" in " ".join(card.split())
     assert f"[{twin.name}](https://huggingface.co/{twin.name})" in card
     assert f"[{REPO}](https://huggingface.co/{REPO})" in of_twin
-    assert "trust_remote_code" not in "".join(codes(of_twin))
+    assert "trust_remote_code" not in "".join(code_blocks(of_twin))
     assert [other["revision"] for other in read_json(run.published)["others"]] == ["step-10", "main"]
 
     (tag,) = twin.tags

@@ -1,4 +1,4 @@
-"""A stranger loads what was staged: what is right passes, and each thing that can be wrong is named in one line."""
+"""A staged folder is loaded in an isolated process; each error is named in one line."""
 
 import json
 import logging
@@ -19,29 +19,27 @@ import torch
 from conftest import REPOSITORY, tiny_config
 from hub import TOKEN, HubServer
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, normalizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.conversion.convert import convert
 from gpt2small_hf.conversion.readers import as_gpt2
 from gpt2small_hf.data.tokenizer import train_tokenizer
 from gpt2small_hf.publishing import verify
-from gpt2small_hf.publishing.isolated_load import STEPS, NotSoError, Request, Visit
+from gpt2small_hf.publishing.isolated_load import STEPS, InvalidModelError, IsolatedCheck, Request
 from gpt2small_hf.publishing.verify import (
     CheckError,
     Expected,
-    bound,
+    bind_names,
     check,
-    codes,
+    code_blocks,
     compare,
     environment,
-    keeps_every_byte,
     modules_of,
     packages,
     read_reference,
+    run_isolated,
     tolerance,
-    visit,
 )
 
 WHAT_MODEL_CODE_SEES = """
@@ -75,7 +73,7 @@ print(write("Once the fox", max_new_tokens=8)[0]["generated_text"])
 ```
 """
 
-HAS_NOT_HEARD_OF_US = """
+IMPORTS_FAIL = """
 import importlib.metadata
 import importlib.util
 
@@ -92,10 +90,10 @@ for name in ("gpt2small_hf", "accelerate", "datasets", "pytest"):
 """
 
 
-# ---- without a stranger -----------------------------------------------------------------------------------------
+# ---- without the isolated process -------------------------------------------------------------------------------
 
 
-def test_codes_are_the_python_blocks_of_the_card_in_order():
+def test_code_blocks_are_the_python_blocks_in_order():
     card = "\n".join(
         [
             *("---", "license: mit", "---", "```python``` inside a line", "```python", "one = '\u2028'", "```"),
@@ -105,23 +103,28 @@ def test_codes_are_the_python_blocks_of_the_card_in_order():
             *("```pythonic", "```", "```python", "last = True"),
         ]
     )
-    assert codes(card) == ["one = '\u2028'\n", "two = '''\n```\n'''\n", "if True:\n    three = 3\n", "last = True"]
-    assert codes("no code") == []
+    assert code_blocks(card) == [
+        "one = '\u2028'\n",
+        "two = '''\n```\n'''\n",
+        "if True:\n    three = 3\n",
+        "last = True",
+    ]
+    assert code_blocks("no code") == []
 
 
-def test_code_for_a_folder_names_the_folder_and_for_the_hub_the_commit():
+def test_bind_names_inserts_the_folder_or_the_commit():
     code = 'load("you/tiny", revision=\'v1\')  # of you/tiny\nload(\'you/tiny-2\', tag="v1", revision = "v1")'
-    folder = bound(code, "you/tiny", Path("/a 'b'/staged"), "v1", None)
+    folder = bind_names(code, "you/tiny", "/a 'b'/staged", "v1", None)
     assert folder == code.replace('"you/tiny"', repr("/a 'b'/staged"))
     commit = "0123abcd"
-    assert bound(code, "you/tiny", "you/tiny", "v1", commit) == (
+    assert bind_names(code, "you/tiny", "you/tiny", "v1", commit) == (
         "load(\"you/tiny\", revision='0123abcd')  # of you/tiny\nload('you/tiny-2', tag=\"v1\", revision = '0123abcd')"
     )
-    unpinned = bound('load("you/tiny", trust_remote_code=True)', "you/tiny", "you/tiny", None, commit)
+    unpinned = bind_names('load("you/tiny", trust_remote_code=True)', "you/tiny", "you/tiny", None, commit)
     assert unpinned == "load(\"you/tiny\", revision='0123abcd', trust_remote_code=True)"
 
 
-def test_a_stranger_has_torch_transformers_and_what_they_require():
+def test_isolated_process_has_torch_transformers_and_their_requirements():
     found = packages()
     assert {"torch", "transformers", "huggingface_hub", "numpy", "jinja2", "yaml", "regex"} <= set(found["modules"])
     assert {"huggingface-hub", "pyyaml", "jinja2"} <= set(found["distributions"])
@@ -130,7 +133,7 @@ def test_a_stranger_has_torch_transformers_and_what_they_require():
     assert all(Path(folder).is_dir() for folder in found["path"])
 
 
-def test_requirements_are_followed_where_their_markers_hold_and_with_the_extras_they_ask_for(tmp_path, monkeypatch):
+def test_requirements_are_followed_with_markers_and_extras(tmp_path, monkeypatch):
     for name, requires in {
         "first": ["Second.Part[fast]", 'absent; python_version < "3"', 'left-out; extra == "more"', "not-installed"],
         "second-part": ['quick; extra == "fast"', 'slow; extra == "other"', "first"],
@@ -170,68 +173,61 @@ def test_isolated_process_gets_only_listed_variables_and_an_empty_home(tmp_path)
     assert environment(tmp_path, Path("/down"), given) == {**listed, "HF_HUB_CACHE": str(Path("/down"))}
 
 
-def test_only_the_same_code_in_float32_must_agree_to_the_bit():
+def test_tolerance_is_zero_for_the_same_code_in_float32():
     assert tolerance("float32", 80.0, native=False) == 0
     assert tolerance("float32", 0.5, native=True) == 1e-5
     assert tolerance("float32", 80.0, native=True) == pytest.approx(8e-4)
     assert tolerance("bfloat16", 4.0, native=False) == 8 * 2**-7 * 4
 
 
-def test_a_tokenizer_must_give_back_every_text_only_if_it_can(tiny_tokenizer):
-    assert keeps_every_byte(tiny_tokenizer)
-    lossy = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    lossy.normalizer = normalizers.Lowercase()
-    assert not keeps_every_byte(PreTrainedTokenizerFast(tokenizer_object=lossy))
-
-
 @pytest.fixture
-def one_that(tmp_path, monkeypatch, expected) -> Callable[..., Any]:
-    """Visit with a stranger that does something else, in a place for temporary files that must be empty afterwards."""
+def run_other(tmp_path, monkeypatch, expected) -> Callable[..., Any]:
+    """Run other code in the isolated process, with a folder for temporary files that must be empty afterwards."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    monkeypatch.setattr(verify, "STRANGER", tmp_path / "does.py")
+    monkeypatch.setattr(verify, "SCRIPT", tmp_path / "other.py")
 
-    def visits(code: str, **more: Any) -> Any:
-        (tmp_path / "does.py").write_text(f"import os, sys, time\nprint('AutoConfig', flush=True)\n{code}")
+    def run(code: str, **more: Any) -> Any:
+        (tmp_path / "other.py").write_text(f"import os, sys, time\nprint('AutoConfig', flush=True)\n{code}")
         try:
-            return visit("folder", None, "the folder", expected, [], **more)
+            return run_isolated("folder", None, expected, [], **more)
         finally:
             assert list(temporary.iterdir()) == []
 
-    return visits
+    return run
 
 
-def test_a_stranger_that_hangs_is_ended_and_says_where_it_was(one_that):
-    with pytest.raises(CheckError, match=r"the folder: loading it did not end within 0\.5 s; it was at: AutoConfig\.$"):
-        one_that("time.sleep(60)", timeout=0.5)
+def test_isolated_process_that_hangs_is_ended_and_its_step_named(run_other):
+    with pytest.raises(CheckError, match=r"^loading it took over 0\.5 s; the last step was AutoConfig\.$"):
+        run_other("time.sleep(60)", timeout=0.5)
 
 
-def test_ctrl_c_ends_the_stranger_too(one_that):
+def test_ctrl_c_ends_the_isolated_process_too(run_other):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, where tests run unattended
     interrupt = "os.kill(os.getppid(), signal.SIGINT)"
     try:
         with pytest.raises(KeyboardInterrupt):
-            one_that(f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {interrupt}; time.sleep(60)")
+            run_other(f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {interrupt}; time.sleep(60)")
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow
-def test_a_stranger_that_dies_is_told_from_one_that_finds_fault(one_that):
-    with pytest.raises(CheckError, match=r"died at: AutoConfig \(signal 9; is there enough memory\?\)"):
-        one_that("os.kill(os.getpid(), 9)")
-    with pytest.raises(CheckError, match=r"died at: AutoConfig \(RuntimeError: no more\)") as caught:
-        one_that("raise RuntimeError('no more')")
+def test_isolated_process_that_dies_is_reported_with_step_and_reason(run_other):
+    with pytest.raises(CheckError, match=r"died at step AutoConfig \(signal 9; is there enough memory\?\)"):
+        run_other("os.kill(os.getpid(), 9)")
+    with pytest.raises(CheckError, match=r"died at step AutoConfig \(RuntimeError: no more\)") as caught:
+        run_other("raise RuntimeError('no more')")
     assert "Traceback" in caught.value.details
 
 
-# What a stranger tries of any model, in this process.
+# Steps of the isolated process, in this process.
 
 
 @pytest.fixture
-def tries(tmp_path) -> Callable[[str, Any], None]:
-    """One step of a visit, on a model."""
+def run_step(tmp_path) -> Callable[[str, Any], None]:
+    """Run one step of the isolated process in this one, on a model."""
     no_packages = {"path": [], "modules": [], "distributions": []}
     request = Request(
         **no_packages,
@@ -242,47 +238,49 @@ def tries(tmp_path) -> Callable[[str, Any], None]:
         ids=[5, 77, 31, 8, 99, 2, 64, 17],
         texts=["a"],
         chat=None,
-        codes=[],
-        answer=str(tmp_path / "answer.json"),
+        code_blocks=[],
+        result=str(tmp_path / "result.json"),
         threads=1,
     )
 
     def step(name: str, model: Any) -> None:
-        visit = Visit(request)
-        visit.model, visit.config = model.eval(), model.config
+        check = IsolatedCheck(request)
+        check.model, check.config = model.eval(), model.config
         with torch.no_grad():
-            STEPS[name](visit)
+            STEPS[name](check)
 
     return step
 
 
-OF_ANY_MODEL = ("tied head", "logits", "left padding", "generate", "past the context")
+OF_ANY_MODEL = ("tied head", "logits", "left padding", "generate", "context length")
 
 
-def test_what_must_hold_of_any_model_holds_of_ours(tries, tiny_model):
+def test_every_step_passes_for_our_model(run_step, tiny_model):
     for name in OF_ANY_MODEL:
-        tries(name, tiny_model)
+        run_step(name, tiny_model)
 
 
-def test_transformers_gpt2_would_not_pass_as_ours(tries, tiny_model):
+def test_transformers_gpt2_fails_two_steps(run_step, tiny_model):
     gpt2 = as_gpt2(tiny_model.config, tiny_model.state_dict())
-    with pytest.raises(NotSoError, match="a left-padded row's logits differ by"):
-        tries("left padding", gpt2)
-    with pytest.raises(NotSoError, match="33 tokens, one more than the context, raise IndexError"):
-        tries("past the context", gpt2)
+    with pytest.raises(InvalidModelError, match="a left-padded row's logits differ by"):
+        run_step("left padding", gpt2)
+    with pytest.raises(InvalidModelError, match="33 tokens, one more than the context, raise IndexError"):
+        run_step("context length", gpt2)
 
 
-def test_a_head_that_is_not_as_the_config_says_is_found(tries, tiny_model):
+def test_untied_head_of_a_tied_config_is_found(run_step, tiny_model):
     tiny_model.config.tie_word_embeddings = True
-    with pytest.raises(NotSoError, match="tie_word_embeddings=True, but embedding and head do not share their memory"):
-        tries("tied head", tiny_model)
+    with pytest.raises(
+        InvalidModelError, match="tie_word_embeddings=True in the config, but embedding and head do not share"
+    ):
+        run_step("tied head", tiny_model)
 
 
-def test_a_broken_model_is_found(tries, tiny_model):
+def test_a_broken_model_is_found(run_step, tiny_model):
     with torch.no_grad():
         tiny_model.lm_head.weight[3, 3] = torch.nan
-    with pytest.raises(NotSoError, match="not all finite"):
-        tries("logits", tiny_model)
+    with pytest.raises(InvalidModelError, match="not all finite"):
+        run_step("logits", tiny_model)
 
 
 class WithoutMemory(GPT2SmallForCausalLM):
@@ -294,20 +292,20 @@ class WithoutMemory(GPT2SmallForCausalLM):
         return super().forward(input_ids, past_key_values=past_key_values, position_ids=position_ids, **more)
 
 
-def test_a_cache_that_changes_the_text_is_found(tries):
+def test_a_cache_that_changes_the_text_is_found(run_step):
     torch.manual_seed(0)
-    with pytest.raises(NotSoError, match="with the cache, logits of new token 2 differ by"):
-        tries("generate", WithoutMemory(tiny_config()))
+    with pytest.raises(InvalidModelError, match="with the cache, logits of new token 2 differ by"):
+        run_step("generate", WithoutMemory(tiny_config()))
 
 
-def test_only_a_value_error_tells_that_the_context_is_full(tries, tiny_model):
+def test_tokens_beyond_the_context_must_raise_a_value_error(run_step, tiny_model):
     tiny_model.config.max_position_embeddings = 31  # of 32 that it has
     tiny_model.model._check_context = lambda *_: None
-    with pytest.raises(NotSoError, match="32 tokens, one more than the context, are taken without a word"):
-        tries("past the context", tiny_model)
+    with pytest.raises(InvalidModelError, match="32 tokens, one more than the context, raise no error"):
+        run_step("context length", tiny_model)
 
 
-# ---- what a stranger finds --------------------------------------------------------------------------------------
+# ---- results of the isolated process ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -323,36 +321,36 @@ def staged(tiny_run, tmp_path) -> Path:
 
 
 @dataclass(frozen=True)
-class Visited:
-    answer: dict[str, Any]
+class Isolated:
+    result: dict[str, Any]
     logits: torch.Tensor
 
 
 @pytest.fixture(scope="module")
-def visited(tiny_run, expected) -> Visited:
-    """What a stranger says of the tiny run's model."""
-    quick_start = bound(codes(QUICK_START)[0], "you/tiny", tiny_run.model, "v1", None)
-    return Visited(*visit(str(tiny_run.model), None, "it", expected, [HAS_NOT_HEARD_OF_US, quick_start]))
+def isolated(tiny_run, expected) -> Isolated:
+    """Return the result of the isolated process for the tiny run's model."""
+    quick_start = bind_names(code_blocks(QUICK_START)[0], "you/tiny", str(tiny_run.model), "v1", None)
+    return Isolated(*run_isolated(str(tiny_run.model), None, expected, [IMPORTS_FAIL, quick_start]))
 
 
-def refusal(visited: Visited, expected: Expected, **more: Any) -> str:
-    """What is said of an answer that is not the one expected; all in one line."""
+def refusal(isolated: Isolated, expected: Expected, **more: Any) -> str:
+    """Return the one-line error for a result that differs from the expected one."""
     with pytest.raises(CheckError) as caught:
-        compare(visited.answer, visited.logits, expected, "it", **{"native": False, **more})
+        compare(isolated.result, isolated.logits, expected, **{"native": False, **more})
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.mark.slow
-def test_a_stranger_has_not_heard_of_this_package_and_gets_the_same_model_to_the_bit(visited, expected):
+def test_isolated_process_cannot_import_this_package_and_loads_the_same_model(isolated, expected):
     names = ["gpt2small_hf", "accelerate", "datasets", "pytest"]
-    assert visited.answer["printed"][0].split() == [name for name in names for _ in range(2)]
-    assert visited.answer["printed"][1].startswith("Once the fox")
-    assert visited.answer["text"].startswith(expected.texts[0])
-    assert compare(visited.answer, visited.logits, expected, "it", native=False) == (0.0, 0.0)
+    assert isolated.result["printed"][0].split() == [name for name in names for _ in range(2)]
+    assert isolated.result["printed"][1].startswith("Once the fox")
+    assert isolated.result["text"].startswith(expected.texts[0])
+    assert compare(isolated.result, isolated.logits, expected, native=False) == (0.0, 0.0)
     modules = ["configuration_gpt2small.GPT2SmallConfig"]
     modules += [f"modeling_gpt2small.{name}" for name in ("GPT2SmallForCausalLM", "GPT2SmallModel")]
-    assert [name.split(".", 3)[3] for name in visited.answer["classes"]] == modules
+    assert [name.split(".", 3)[3] for name in isolated.result["classes"]] == modules
 
 
 def test_texts_longer_than_the_context_are_tokenized_without_a_warning(tiny_run, caplog, monkeypatch):
@@ -361,64 +359,60 @@ def test_texts_longer_than_the_context_are_tokenized_without_a_warning(tiny_run,
     assert caplog.messages == []
 
 
-def test_the_first_text_leaves_room_to_be_continued(expected):
+def test_first_text_fills_half_of_the_context(expected):
     assert len(expected.tokens[0]) <= 16  # of a context of 32
 
 
 @pytest.mark.slow
-def test_another_tokenizer_is_refused(visited, staged):
+def test_another_tokenizer_is_refused(isolated, staged):
     train_tokenizer(["Other words make other tokens, upon my word. "] * 9, 300).save_pretrained(staged)
-    said = refusal(visited, read_reference(staged))
+    said = refusal(isolated, read_reference(staged))
     assert "its tokenizer is not the one the model was trained with: 'Once upon" in said
 
 
 @pytest.mark.slow
-def test_a_text_that_decodes_to_another_is_refused(visited, expected):
+def test_a_text_that_decodes_to_another_is_refused(isolated, expected):
     decoded = [*expected.decoded[:-1], "something else"]
-    assert "its tokenizer decodes what was 'something else' as 'naïve" in refusal(
-        visited, replace(expected, decoded=decoded)
-    )
+    assert "its tokenizer decodes 'something else' as 'naïve" in refusal(isolated, replace(expected, decoded=decoded))
 
 
 @pytest.mark.slow
-def test_another_chat_template_is_refused(visited, staged):
+def test_another_chat_template_is_refused(isolated, staged):
     (staged / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert "its chat template is not the one" in refusal(visited, read_reference(staged))
+    assert "its chat template is not the one of the training" in refusal(isolated, read_reference(staged))
 
 
 @pytest.mark.slow
-def test_weights_that_differ_in_one_place_are_refused_by_name(visited, staged):
+def test_weights_that_differ_in_one_place_are_refused_by_name(isolated, staged):
     weights = load_file(staged / "model.safetensors")
     weights["model.embed_positions.weight"][-1, -1] += 1e-7  # logits need not show it
     save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
-    said = refusal(visited, read_reference(staged))
-    assert "its weights are not those of the model it was staged from: model.embed_positions.weight. Likeliest" in said
+    said = refusal(isolated, read_reference(staged))
+    assert "its weights are not those of the model it was staged from: model.embed_positions.weight. The model" in said
 
 
 @pytest.mark.slow
-def test_other_logits_of_the_same_weights_are_refused_however_near(visited, expected):
-    near = Visited(visited.answer, visited.logits + 1e-6)
+def test_other_logits_of_the_same_weights_are_refused(isolated, expected):
+    near = Isolated(isolated.result, isolated.logits + 1e-6)
     assert "its logits differ by 9" in refusal(near, expected) or "its logits differ by 1" in refusal(near, expected)
-    assert "the code beside them is of another version" in refusal(near, expected)
-    broken = Visited(visited.answer, visited.logits * torch.nan)
+    assert "so its code may be of another version" in refusal(near, expected)
+    broken = Isolated(isolated.result, isolated.logits * torch.nan)
     assert "its logits differ by nan" in refusal(broken, expected)
-    assert "Its vocabulary is another" in refusal(Visited(visited.answer, visited.logits[:, :-1]), expected)
+    assert "its logits have the shape" in refusal(Isolated(isolated.result, isolated.logits[:, :-1]), expected)
 
 
 @pytest.mark.slow
-def test_classes_from_elsewhere_are_refused(visited, expected):
-    assert "and this form promises to need none" in refusal(visited, expected, native=True)
-    classes = [*visited.answer["classes"][:2], "transformers.models.gpt2.modeling_gpt2.GPT2Model"]
-    said = refusal(Visited({**visited.answer, "classes": classes}, visited.logits), expected)
-    assert "it is loaded as transformers.models.gpt2.modeling_gpt2.GPT2Model, not by the code beside it" in said
-    said = refusal(Visited({**visited.answer, "commit": "0123abcd"}, visited.logits), expected)
+def test_classes_from_elsewhere_are_refused(isolated, expected):
+    assert "is remote code, which a native model must not need" in refusal(isolated, expected, native=True)
+    classes = [*isolated.result["classes"][:2], "transformers.models.gpt2.modeling_gpt2.GPT2Model"]
+    said = refusal(Isolated({**isolated.result, "classes": classes}, isolated.logits), expected)
+    assert "it is loaded as transformers.models.gpt2.modeling_gpt2.GPT2Model, not by its own code" in said
+    said = refusal(Isolated({**isolated.result, "commit": "0123abcd"}, isolated.logits), expected)
     assert "its code comes from another commit" in said
 
 
 @pytest.mark.slow
-def test_a_private_chat_model_in_bfloat16_is_loaded_at_its_commit_without_any_credential(
-    chat_run, tmp_path, monkeypatch
-):
+def test_private_bfloat16_chat_model_is_loaded_at_its_commit_without_credentials(chat_run, tmp_path, monkeypatch):
     staged = Path(shutil.copytree(chat_run.model, tmp_path / "staged"))
     AutoModelForCausalLM.from_pretrained(staged, dtype=torch.bfloat16).save_pretrained(staged)
     with (staged / "gpt.py").open("a") as file:
@@ -456,7 +450,7 @@ def test_a_private_chat_model_in_bfloat16_is_loaded_at_its_commit_without_any_cr
     assert all(commit in name for name in checked.classes)
     assert 0 <= checked.logit_difference <= checked.tolerance < 1
     assert checked.tolerance > 0
-    assert (checked.n_codes, checked.printed[1]) == (2, "1\n")
+    assert (len(checked.printed), checked.printed[1]) == (2, "1\n")
     assert checked.versions["torch"] == torch.__version__
     assert checked.text
     assert checked.seconds > 1
@@ -504,21 +498,21 @@ def need_code_for_the_tokenizer(staged: Path) -> None:
     )
 
 
-NOT_HAD = "its code needs what a stranger does not have: gpt2small_hf (modeling_gpt2small.py). "
+NOT_THERE = "its code imports gpt2small_hf. "
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (import_at_the_top, f"AutoModelForCausalLM: {NOT_HAD}"),
-        (import_while_it_runs, f"logits: {NOT_HAD}"),
-        (lose_a_weight, "AutoModelForCausalLM: missing keys: model.layers.1.mlp.up_proj.weight. Likeliest: "),
+        (import_at_the_top, f"AutoModelForCausalLM: {NOT_THERE}"),
+        (import_while_it_runs, f"logits: {NOT_THERE}"),
+        (lose_a_weight, "AutoModelForCausalLM: missing keys: model.layers.1.mlp.up_proj.weight. The weights may"),
         (need_code_for_the_tokenizer, "its tokenizer needs remote code. Convert it to a fast one"),
     ],
     ids=["top import", "late import", "lost weight", "tokenizer code"],
 )
-def test_a_folder_that_does_not_work_elsewhere_is_refused(spoil, said, tiny_run, staged):
+def test_folder_that_needs_more_than_transformers_is_refused(spoil, said, tiny_run, staged):
     spoil(staged)
     with pytest.raises(CheckError) as caught:
         check(staged, reference=tiny_run.model, card="", repo_id="you/tiny", tag=None)
