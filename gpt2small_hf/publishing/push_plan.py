@@ -23,6 +23,8 @@ from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 
+NO_LICENSE = "the weights have no license, so nobody may reuse them: name one, such as --license apache-2.0"
+
 
 @dataclass
 class PushPlan:
@@ -39,7 +41,7 @@ class PushPlan:
 
     @property
     def repo_id(self) -> str:
-        """The repository."""
+        """The repository to push to."""
         return self.publication.repo_id
 
     @property
@@ -55,13 +57,13 @@ class PushPlan:
 
 def plan_push(args: Namespace, source: PushSource, before: list[PublishedCommit]) -> list[PushPlan]:
     """Plan what is published where: the model, then its checkpoints, then its native twin. Raises: UsageError."""
-    staged = args.output_dir or (
-        sibling_folder(source.run_folder.staged, "adapter") if source.adapter else source.run_folder.staged
-    )
+    staged = args.output_dir or source.run_folder.staged
+    if source.adapter and not args.output_dir:
+        staged = sibling_folder(staged, "adapter")
     if source.adapter and (args.all_checkpoints or args.also_native or args.code_only):
-        raise UsageError("an adapter has no checkpoints, native form or code of its own. Publish the run for these.")
+        raise UsageError("An adapter has no checkpoints, native form or code of its own. Publish the run for these.")
     if not staged.name or staged.resolve().is_relative_to(source.model.resolve()):
-        raise UsageError(f"--output_dir {staged}: name a folder of its own, outside the model's.")
+        raise UsageError(f"--output_dir {staged}: use a folder of its own, outside {source.model}.")
     repo_id = args.REPO or f"YOUR-NAME/{re.sub(r'[^A-Za-z0-9]+', '-', source.name).strip('-') or 'model'}"
     again = find_record(before, repo_id)
     native = f"{repo_id}-native"
@@ -128,11 +130,11 @@ def commit_message(args: Namespace, plan: PushPlan) -> str:
     """Return the first line of the commit's message."""
     if args.message and plan.revision == (args.revision or "main"):
         return args.message
-    run, then = plan.source.run, ""
+    run, loss = plan.source.run, ""
     if run and run.measured and not plan.source.is_checkpoint:
-        then = f" (held-out loss {run.loss_nats:.3f})"
+        loss = f" (held-out loss {run.loss_nats:.3f})"
     what = "Update code and card of" if args.code_only else "Publish"
-    return f"{what} {plan.source.label}{then}{', native GPT-2' if plan.publication.native else ''}"
+    return f"{what} {plan.source.label}{loss}{', native GPT-2' if plan.publication.native else ''}"
 
 
 def files_to_send(args: Namespace, plan: PushPlan) -> list[str] | None:
@@ -141,7 +143,7 @@ def files_to_send(args: Namespace, plan: PushPlan) -> list[str] | None:
 
 
 def plan_record(plan: PushPlan) -> dict[str, Any]:
-    """Return the fields of `published.json` that are known before the push."""
+    """Return the fields of `published.json` that are known before the push; the next card takes twin and branches."""
     return {
         "repo_id": plan.repo_id,
         "revision": plan.revision,
@@ -151,12 +153,9 @@ def plan_record(plan: PushPlan) -> dict[str, Any]:
         "allowed_secrets": allowed_secrets(),
         "logit_difference": plan.checked["logit_difference"],
         "checked_with": plan.checked["versions"],
+        "twin": plan.publication.twin,
+        "branches": plan.publication.branches,
     }
-
-
-def card_links(plan: PushPlan) -> dict[str, Any]:
-    """Return the branches and the native twin that a card names, for the next card of the same repository."""
-    return {"twin": plan.publication.twin, "branches": plan.publication.branches}
 
 
 def print_plans(args: Namespace, plans: list[PushPlan]) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def print_plans(args: Namespace, plans: list[PushPlan]) -> dict[str, Any]:
             print(f"would add it to collection {args.collection}")
         print()
     if args.license is None:
-        print("the weights have no license, so nobody may reuse them: name one, such as --license apache-2.0\n")
+        print(f"{NO_LICENSE}\n")
     print(f"wrote {', '.join(str(plan.folder) for plan in plans)}; nothing was sent")
     words = [word for word in args.words if word.replace("-", "_") not in ("__dry_run", "__json")]
     repo = [] if args.REPO else [plans[0].repo_id]

@@ -17,8 +17,8 @@ from gpt2small_hf.publishing.hub_errors import VerifyError
 from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.published import PublishedCommit, published_json, read_published
 from gpt2small_hf.publishing.push_plan import (
+    NO_LICENSE,
     PushPlan,
-    card_links,
     commit_message,
     files_to_send,
     plan_record,
@@ -55,18 +55,16 @@ def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: list[Pub
     if not args.create_pr:
         check_replace(hub, remote, replace=args.replace)
     check_tag(hub, remote, plan.tag, plan.folder)
-    check_card(
-        hub, remote, plan.folder, plan.publication.license, replace=args.replace_card or args.create_pr or replaces
-    )
+    replaces_card = args.replace_card or args.create_pr or replaces
+    check_card(hub, remote, plan.folder, plan.publication.license, replace=replaces_card)
     changes = find_changes(hub, remote, plan.folder, plan.files, files_to_send(args, plan))
     if remote.exists:
         check_ignored(hub, remote, plan.folder, changes.sent, create_pr=args.create_pr)
+    target = f"{plan.repo_id}, {'a pull request' if args.create_pr else plan.revision}"
     if replaces and remote.is_overwritten and not args.create_pr:
-        print_step(
-            "replaces", f"{plan.repo_id}, {plan.revision}: {remote.other_model}; its state stays as {remote.backup_tag}"
-        )
+        print_step("replaces", f"{target}: {remote.other_model}; its state stays as {remote.backup_tag}")
     for line in changes.describe():
-        print_step("changes", f"{plan.repo_id}, {'a pull request' if args.create_pr else plan.revision}: {line}")
+        print_step("changes", f"{target}: {line}")
     if args.code_only:
         check_same_weights(hub, remote, plan.folder)
     return remote
@@ -97,7 +95,6 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
     )
     record = PublishedCommit(
         **plan_record(plan),
-        **card_links(plan),
         url=remote.url(),
         commit=pushed.commit,
         pull_request=pushed.pull_request,
@@ -160,11 +157,11 @@ def finish_push(
     path = first.source.run_folder.published
     write_json(path, published_json([*records, *before]))
     pull_request = records[0].pull_request
-    done = "proposed to" if pull_request else "published"
     commits = {record.url: record.commit[:12] for record in reversed(records)}
-    print(f"\n{done} {', '.join(f'{url} at commit {commit}' for url, commit in reversed(commits.items()))}")
+    where = ", ".join(f"{url} at commit {commit}" for url, commit in reversed(commits.items()))
+    print(f"\n{'proposed to' if pull_request else 'published'} {where}")
     if args.license is None:
-        print("the weights have no license, so nobody may reuse them: name one, such as --license apache-2.0")
+        print(NO_LICENSE)
     print(f"wrote {path}")
     if pull_request:
         print(f"next: review and merge {pull_request}")

@@ -441,7 +441,7 @@ def test_question_with_a_secret_is_not_printed(secret, capsys, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "my.own+token")
     print_chat_questions(["Who are you?", f"Is {secret} mine?"], published=False)
     out = capsys.readouterr().out
-    assert '"Who are you?", (not printed: it has what looks like a secret)' in out
+    assert '"Who are you?", (not printed: it contains what looks like a secret)' in out
     assert secret not in out
 
 
