@@ -1,6 +1,6 @@
-"""What must be true of a model before it is published: its files are all there, and belong together.
+"""Checks of a model before it is published: its files are complete and belong together.
 
-`stage.py` asks these of what it takes and of what it has staged; that it loads, `verify.py` finds out.
+`stage.py` runs them on the source and on the staged folder; `verify.py` finds out whether it loads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,11 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OF_CHECKPOINTS = re.compile(
     r"(optimizer|scheduler|scaler|guard_\d+|rng_state\w*|trainer_state|training_args|checkpoint)\.(pt|pth|bin|json)"
 )
-"""What the Trainer keeps beside a checkpoint's weights. training_args.bin can hold a token."""
+"""Files of a Trainer checkpoint that are not published; training_args.bin can contain a token."""
 PICKLED = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 CODE = Path(gpt2small_hf.model.__file__).parent
 """The package's own code of the model."""
-STRANGERS_HAVE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
-
-
-# ---- what is there, and may be taken ------------------------------------------------------------------------------
+AVAILABLE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
 
 
 def check_links(source: PushSource) -> None:
@@ -47,10 +44,7 @@ def check_links(source: PushSource) -> None:
     for folder in (source.model, run.root / "charts", run.root / "evaluation", *read):
         for path in [folder, *(sorted(folder.rglob("*")) if folder.is_dir() else [])]:
             if not path.resolve().is_relative_to(root):  # it, or a folder above it, is a link
-                raise UsageError(
-                    f"{path} is a link out of {source.root}, so what would be published is not what lies there. "
-                    "Put the file itself in its place."
-                )
+                raise UsageError(f"{path} is a link out of {source.root}. Replace it by the file.")
 
 
 def check_nothing_pickled(source: PushSource) -> None:
@@ -58,24 +52,18 @@ def check_nothing_pickled(source: PushSource) -> None:
     for path in sorted(source.model.iterdir()):
         known = source.is_checkpoint and OF_CHECKPOINTS.fullmatch(path.name)
         if path.suffix.lower() in PICKLED and not known:
-            raise UsageError(
-                f"{path} is a pickled file: opening one runs whatever code is in it, and it may hold a token. "
-                "Take it away; weights are published as safetensors."
-            )
+            raise UsageError(f"{path} is a pickled file, which can run code or contain a token. Remove it.")
 
 
 def check_nothing_empty(source: PushSource, folder: Path) -> None:
-    """Raise: UsageError for a staged file without a byte: whatever wrote it did not come to its end."""
+    """Raise: UsageError for an empty staged file, which an interrupted command may leave."""
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not path.stat().st_size:
-            raise UsageError(
-                f"{path.relative_to(folder)} of {source.root} is empty. Make it again with what wrote it, "
-                "or take it away."
-            )
+            raise UsageError(f"{path.relative_to(folder)} of {source.root} is empty. Write it again, or remove it.")
 
 
 def weight_files(model: Path) -> list[Path]:
-    """The file of weights, or the index and the shards it names. Raises: UsageError if one is missing or not whole."""
+    """List the file of weights, or the index and its shards. Raises: UsageError if one is missing or incomplete."""
     index, files = model / INDEX, [model / WEIGHTS]
     if index.is_file() and not files[0].is_file():  # of both, transformers loads the one file
         try:
@@ -83,7 +71,7 @@ def weight_files(model: Path) -> list[Path]:
         except (AttributeError, KeyError, TypeError):
             shards = []
         if not shards or any(shard.name != str(shard) or shard.suffix != ".safetensors" for shard in shards):
-            raise UsageError(f"{index} does not name safetensors files beside it. Save the model again.")
+            raise UsageError(f"{index} does not name safetensors files of its folder. Save the model again.")
         files = [index, *(model / shard for shard in shards)]
     for path in files:
         if not path.is_file():
@@ -93,7 +81,9 @@ def weight_files(model: Path) -> list[Path]:
                 with safe_open(path, framework="pt"):  # compares the file's length to its header
                     pass
             except (SafetensorError, OSError) as error:
-                raise UsageError(f"{path} is not a whole safetensors file ({error}). Save the model again.") from None
+                raise UsageError(
+                    f"{path} is not a complete safetensors file ({error}). Save the model again."
+                ) from None
     return files
 
 
@@ -103,9 +93,9 @@ def module_names(auto_map: dict[str, Any]) -> set[str]:
 
 
 def code_files(folder: Path, settings: dict[str, Any]) -> list[Path]:
-    """The files that `auto_map` names and those that they import, none twice.
+    """List the files that `auto_map` names and those that they import.
 
-    Raises: UsageError if one is not there, or is imported in a way that transformers does not follow.
+    Raises: UsageError if one does not exist, or is imported in a way that transformers does not follow.
     """
     named = module_names(settings.get("auto_map", {}))
     found: dict[str, Path] = {}
@@ -113,27 +103,22 @@ def code_files(folder: Path, settings: dict[str, Any]) -> list[Path]:
         path = folder / f"{missing[0]}.py"
         if not path.is_file():
             raise UsageError(
-                f"{folder} has no {path.name}, without which nobody can load the model. Save the model again, or take "
-                "the code of this checkout: --code_only, once the weights are published."
+                f"{folder} has no {path.name}, which the model needs to load. Save the model again, or use --code_only."
             )
         found[missing[0]] = path
         for name in imports(path):
-            if not name.startswith("."):
-                continue
-            if not name[1:].isidentifier():  # `.`, `..gpt` or `.parts.gpt`
+            if name.startswith(".") and not name[1:].isidentifier():  # `.`, `..gpt` or `.parts.gpt`
                 raise UsageError(
-                    f"{path} imports from {name}, and transformers fetches only what is imported from a file "
-                    "beside it. Import siblings as `from .gpt import GPT`."
+                    f"{path} imports from {name}, which transformers does not fetch. Import files of its folder as "
+                    "`from .gpt import GPT`."
                 )
-            named.add(name[1:])
+            if name.startswith("."):
+                named.add(name[1:])
     return sorted(found.values())
 
 
 def imports(path: Path) -> list[str]:
-    """Names of all modules that a file imports, wherever in it; relative ones begin with a dot.
-
-    Raises: UsageError if it is not Python.
-    """
+    """List the modules that a file imports; relative ones start with a dot. Raises: UsageError if it is not Python."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError) as error:
@@ -148,21 +133,20 @@ def imports(path: Path) -> list[str]:
 
 
 def check_code(folder: Path) -> None:
-    """Raise: UsageError if code in a staged folder imports what a stranger does not have."""
+    """Raise: UsageError if code in a staged folder imports a package that users may not have."""
     for path in sorted(folder.glob("*.py")):
         for name in imports(path):
-            if not name.startswith(".") and name.split(".")[0] not in STRANGERS_HAVE:
+            if not name.startswith(".") and name.split(".")[0] not in AVAILABLE:
                 raise UsageError(
-                    f"{path.name} imports {name}, which strangers do not have: only torch, transformers and what comes "
-                    "with them. Import siblings as `from .gpt import GPT`."
+                    f"{path.name} imports {name}. Published code may import only torch, transformers, huggingface_hub, "
+                    "the standard library and, as `from .gpt import GPT`, files of its folder."
                 )
 
 
 def modified_code(source: PushSource, folder: Path) -> list[str]:
-    """List the files of code in a staged folder that are neither the package's nor those that the run recorded.
+    """List the code files in a staged folder that are neither the package's nor recorded by the run.
 
-    The package's are those of any version in the history of this checkout: a model saved by an earlier version brings
-    the code of that time, and runs did not always record it.
+    All versions in the history of this checkout are the package's: earlier runs did not record their code.
     """
     known = [model_code()]
     if source.run is not None:
@@ -176,7 +160,7 @@ def modified_code(source: PushSource, folder: Path) -> list[str]:
 
 
 def _committed(name: str) -> set[str]:
-    """Git's hashes of all versions of a file of the model's code; none outside a checkout."""
+    """Return git's hashes of all versions of a file of the model's code; none outside a checkout."""
     command = ["git", "-C", str(CODE), "log", "--format=", "--raw", "--no-abbrev", "--", name]
     try:
         log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -189,36 +173,31 @@ def check_code_is_known(source: PushSource, folder: Path) -> None:
     """Raise: UsageError if code in a staged folder was changed: loading the model would run it."""
     if changed := modified_code(source, folder):
         raise UsageError(
-            f"{source.model / changed[0]} differs from the package's {CODE / changed[0]}, and from what was recorded "
-            "in training. Restore that file, or publish this one: --allow_modified_code (the card states it)."
+            f"{source.model / changed[0]} differs from the package's {CODE / changed[0]}, and from what the run "
+            "recorded. Restore it, or add --allow_modified_code (the card states it)."
         )
 
 
-# ---- what must fit together ----------------------------------------------------------------------------------------
-
-
 def check_results_are_theirs(source: PushSource, folder: Path) -> None:
-    """Raise: UsageError if weights or tokenizer of a finished run are not those its results were measured with."""
+    """Raise: UsageError if weights or tokenizer of a finished run are not those that were evaluated."""
     if source.run is None or source.run.heldout is None:
         return
     for path, digest in source.run.heldout.made_by.inputs.items():
         name = Path(path).name
-        if Path(path).parent.name != source.run_folder.model.name:  # of the data
+        if Path(path).parent.name != source.run_folder.model.name:  # a file of the data
             continue
         if name == WEIGHTS and not source.is_checkpoint:
             found = _sha256_of_weights(folder)
         else:
             found = sha256(folder / name) if name == "tokenizer.json" and (folder / name).is_file() else digest
         if found != digest:
-            what = "weights" if name == WEIGHTS else "tokenizer"
             raise UsageError(
-                f"{source.model / name} is not the file that the run ended with: what it was measured with had another "
-                f"SHA-256. Published so, its {what} would be out of step with the rest. Put the run's own back."
+                f"{source.model / name} is not the file that the run evaluated: its SHA-256 differs. Restore it."
             )
 
 
 def _sha256_of_weights(folder: Path) -> str:
-    """Of the one file, or of that which shards would make."""
+    """Return the SHA-256 of the weights, as one file if they are shards."""
     if (folder / WEIGHTS).is_file():
         return sha256(folder / WEIGHTS)
     joined: dict[str, Any] = {}
@@ -237,22 +216,20 @@ def check_tokenizer(source: PushSource, folder: Path) -> None:
         reason = " ".join(str(error).split()).replace(str(folder), str(source.model))
         raise UsageError(f"the tokenizer in {source.model} cannot be loaded: {reason}") from None
     settings = read_json(folder / "config.json")
-    entries = settings["vocab_size"]
-    largest = max(tokenizer.get_vocab().values())
+    entries, largest = settings["vocab_size"], max(tokenizer.get_vocab().values())
     if largest >= entries:
         raise UsageError(
-            f"the tokenizer in {source.model} has ids up to {largest:,}, the model {entries:,} entries. "
-            "It is another model's: put back the one it was trained with."
+            f"the tokenizer in {source.model} has ids up to {largest:,}, the model {entries:,} entries. Restore "
+            "the one of the training."
         )
     ends: set[Any] = set()
-    for told in (settings, read_json(folder / "generation_config.json")):
-        value = told.get("eos_token_id")
+    for values in (settings, read_json(folder / "generation_config.json")):
+        value = values.get("eos_token_id")
         ends |= set(value) if isinstance(value, list) else {value}
     if ends - {None} and tokenizer.eos_token_id not in ends:
         raise UsageError(
             f"the tokenizer in {source.model} ends texts with id {tokenizer.eos_token_id} ({tokenizer.eos_token}), the "
-            f"model with {', '.join(map(str, sorted(ends - {None})))}: they are out of step. Put back the one it was "
-            "trained with."
+            f"model with {', '.join(map(str, sorted(ends - {None})))}. Restore the one of the training."
         )
 
 
@@ -263,13 +240,12 @@ def check_finite(folder: Path) -> None:
             for name in tensors.keys():  # noqa: SIM118  # not a dictionary
                 if not tensors.get_tensor(name).isfinite().all():
                     raise UsageError(
-                        f"{path.name}: {name} has values that are not finite, so the model is broken. "
-                        "Publish an earlier checkpoint."
+                        f"{path.name}: {name} has values that are not finite. Publish an earlier checkpoint."
                     )
 
 
 def check_sizes(folder: Path) -> GPT2SmallConfig:
-    """The configuration of a staged folder. Raises: UsageError if it is not one of ours."""
+    """Return the configuration of a staged folder. Raises: UsageError for that of another model."""
     try:
         return GPT2SmallConfig.from_dict(read_json(folder / "config.json"))
     except Exception as error:

@@ -277,15 +277,15 @@ def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatc
     [
         (
             link_out,
-            "runs/short/charts/loss.png is a link out of runs/short, so what would be published is not what lies",
+            "runs/short/charts/loss.png is a link out of runs/short. Replace it by the file.",
         ),
-        (leave_a_pickle, "runs/short/model/extra.pt is a pickled file: opening one runs whatever code is in it"),
-        (change_the_tokenizer, "runs/short/model/tokenizer.json is not the file that the run ended with"),
+        (leave_a_pickle, "runs/short/model/extra.pt is a pickled file, which can run code or contain a token"),
+        (change_the_tokenizer, "runs/short/model/tokenizer.json is not the file that the run evaluated"),
         (
             break_the_weights,
-            "model.safetensors: model.norm.weight has values that are not finite, so the model is broken",
+            "model.safetensors: model.norm.weight has values that are not finite",
         ),
-        (import_ours, "gpt.py imports gpt2small_hf.errors, which strangers do not have"),
+        (import_ours, "gpt.py imports gpt2small_hf.errors. Published code may import only"),
         (plant_a_token, "found what looks like a Hugging Face token in runs/short/evaluation/completions.json ("),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -425,8 +425,7 @@ def test_a_link_out_of_the_run_is_refused_by_name(name, run):
         (elsewhere / path.name).write_text("private")
     path.symlink_to(elsewhere / path.name)
     said = refusal(run.root)
-    assert said.startswith(f"{path} is a link out of runs/short, so what would be published is not what lies there.")
-    assert said.endswith("Put the file itself in its place.")
+    assert said.startswith(f"{path} is a link out of runs/short. Replace it by the file.")
 
 
 def test_checkpoints_that_lie_elsewhere_behind_a_link_are_refused(run):
@@ -463,7 +462,7 @@ def test_a_pickled_file_beside_the_weights_is_refused(name, run):
         (folder / name).write_bytes(b"\x80\x04.")
     for which in (run.root, run.checkpoints / "checkpoint-10"):
         said = refusal(which)
-        assert f"/{name} is a pickled file: opening one runs whatever code is in it, and it may hold a token" in said
+        assert f"/{name} is a pickled file, which can run code or contain a token" in said
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
@@ -482,7 +481,7 @@ def test_missing_weights_are_refused(run):
 def test_weights_that_were_cut_short_are_refused(kept, run):
     path = run.model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(run.root).startswith(f"{path} is not a whole safetensors file (")
+    assert refusal(run.root).startswith(f"{path} is not a complete safetensors file (")
 
 
 def in_shards(folder: Path) -> list[Path]:
@@ -502,7 +501,7 @@ def test_weights_in_shards_are_staged_with_their_index_and_known_as_those_that_w
     assert set(list_files(folder)) == MODEL - {"model.safetensors"} | expected | CODE_FILES | CHARTS | RESULTS
     shutil.rmtree("out/staged")
     poke(shards[1], 0.5)
-    assert "is not the file that the run ended with" in refusal(run.root)
+    assert "is not the file that the run evaluated" in refusal(run.root)
 
 
 def test_of_weights_in_both_forms_the_one_that_transformers_loads_is_staged(bare):
@@ -516,7 +515,7 @@ def test_a_missing_or_damaged_shard_is_refused_by_its_name(bare):
     shards = in_shards(bare)
     whole_shard = shards[1].read_bytes()
     shards[1].write_bytes(whole_shard[:-1])
-    assert refusal(bare).startswith(f"{shards[1]} is not a whole safetensors file (")
+    assert refusal(bare).startswith(f"{shards[1]} is not a complete safetensors file (")
     shards[1].unlink()
     assert refusal(bare).startswith(f"{shards[1]} does not exist.")
 
@@ -526,21 +525,20 @@ def test_an_index_that_names_no_weights_is_refused(names, bare):
     in_shards(bare)
     (bare / "notes.txt").write_text("private")
     write_json(bare / "model.safetensors.index.json", names)
-    assert "model.safetensors.index.json does not name safetensors files beside it" in refusal(bare)
+    assert "model.safetensors.index.json does not name safetensors files of its folder" in refusal(bare)
 
 
 def test_an_index_that_names_weights_of_another_folder_is_refused(bare):
     in_shards(bare)
     save_file({"a": torch.zeros(2)}, "other.safetensors")
     write_json(bare / "model.safetensors.index.json", {"weight_map": {"a": "../other.safetensors"}})
-    assert "model.safetensors.index.json does not name safetensors files beside it" in refusal(bare)
+    assert "model.safetensors.index.json does not name safetensors files of its folder" in refusal(bare)
 
 
 def test_weights_that_were_changed_since_they_were_measured_are_refused(run):
     poke(run.model / "model.safetensors", 0.5)
     said = refusal(run.root)
-    assert said.startswith("runs/short/model/model.safetensors is not the file that the run ended with")
-    assert "its weights would be out of step with the rest" in said
+    assert said.startswith("runs/short/model/model.safetensors is not the file that the run evaluated")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -551,7 +549,7 @@ def test_one_value_that_is_not_finite_is_refused_with_its_tensors_name(value, of
     path = in_shards(folder)[1] if of == "shards" else folder / "model.safetensors"
     name = poke(path, value)
     said = refusal(folder)
-    assert said.startswith(f"{path.name}: {name} has values that are not finite, so the model is broken")
+    assert said.startswith(f"{path.name}: {name} has values that are not finite")
 
 
 @pytest.mark.parametrize("name", sorted(MODEL | CODE_FILES | CHARTS | RESULTS))
@@ -560,7 +558,7 @@ def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
     path.write_bytes(b"")
     said = refusal(run.root)
     assert path.name in said
-    assert re.search("is empty|is not valid JSON|is not a whole safetensors file", said)
+    assert re.search("is empty|is not valid JSON|is not a complete safetensors file", said)
 
 
 # ---- code -------------------------------------------------------------------------------------------------------
@@ -569,17 +567,17 @@ def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ("import gpt2small_hf", "gpt.py imports gpt2small_hf, which strangers do not have"),
+        ("import gpt2small_hf", "gpt.py imports gpt2small_hf. Published code may import"),
         (
             "from gpt2small_hf.runs.files import sha256",
-            "gpt.py imports gpt2small_hf.runs.files, which strangers do not have",
+            "gpt.py imports gpt2small_hf.runs.files. Published code may import",
         ),
-        ("def f():\n    import gpt2small_hf.errors as r", "gpt.py imports gpt2small_hf.errors, which strangers"),
-        ("try:\n    import numpy\nexcept ImportError:\n    pass", "gpt.py imports numpy, which strangers do not have"),
-        ("from . import gpt", "mine/gpt.py imports from ., and transformers fetches only what is imported from a file"),
-        ("from .parts.gpt import x", "mine/gpt.py imports from .parts.gpt, and transformers fetches only"),
-        ("from ..gpt import x", "mine/gpt.py imports from ..gpt, and transformers fetches only"),
-        ("def f():\n    from .lost import x", "mine has no lost.py, without which nobody can load the model"),
+        ("def f():\n    import gpt2small_hf.errors as r", "gpt.py imports gpt2small_hf.errors. Published"),
+        ("try:\n    import numpy\nexcept ImportError:\n    pass", "gpt.py imports numpy. Published code may import"),
+        ("from . import gpt", "mine/gpt.py imports from ., which transformers does not fetch"),
+        ("from .parts.gpt import x", "mine/gpt.py imports from .parts.gpt, which transformers does not fetch"),
+        ("from ..gpt import x", "mine/gpt.py imports from ..gpt, which transformers does not fetch"),
+        ("def f():\n    from .lost import x", "mine has no lost.py, which the model needs to load"),
         ("def f(:", "mine/gpt.py is not Python ("),
     ],
 )
@@ -593,7 +591,7 @@ def test_code_that_a_stranger_cannot_run_is_refused(lines, said, bare):
 def test_missing_code_is_refused_with_what_to_do(name, bare):
     (bare / name).unlink()
     said = refusal(bare)
-    assert said.startswith(f"mine has no {name}, without which nobody can load the model.")
+    assert said.startswith(f"mine has no {name}, which the model needs to load.")
     assert "--code_only" in said
 
 
@@ -609,14 +607,14 @@ def test_what_strangers_have_is_no_reason_to_refuse(bare):
 def test_a_tokenizer_with_more_ids_than_the_model_has_entries_is_refused(bare):
     train_tokenizer([string.ascii_letters] * 20, 301).save_pretrained(bare)
     said = refusal(bare)
-    assert said.startswith("the tokenizer in mine has ids up to 300, the model 300 entries. It is another model's")
+    assert said.startswith("the tokenizer in mine has ids up to 300, the model 300 entries. Restore")
 
 
 def test_a_tokenizer_that_ends_texts_otherwise_is_refused_with_both_ends(bare):
     change(bare / "tokenizer_config.json", eos_token="a")
     end = AutoTokenizer.from_pretrained(bare).eos_token_id
     said = refusal(bare)
-    assert said.startswith(f"the tokenizer in mine ends texts with id {end} (a), the model with 0: they are out of")
+    assert said.startswith(f"the tokenizer in mine ends texts with id {end} (a), the model with 0. Restore")
 
 
 def test_a_tokenizer_may_end_texts_in_any_of_the_models_ways(bare):
@@ -645,8 +643,7 @@ def test_a_tokenizer_of_the_same_size_and_other_content_is_refused_where_the_run
     assert len(other) == len(AutoTokenizer.from_pretrained(run.model))
     other.save_pretrained(folder)
     said = refusal(run.root / which)
-    assert said.startswith(f"{folder}/tokenizer.json is not the file that the run ended with")
-    assert "its tokenizer would be out of step with the rest" in said
+    assert said.startswith(f"{folder}/tokenizer.json is not the file that the run evaluated")
 
 
 def test_a_model_without_a_tokenizer_is_refused(run):
