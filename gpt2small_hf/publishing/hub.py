@@ -27,7 +27,7 @@ from gpt2small_hf.runs.files import sha256
 
 MAIN = "main"
 LOADED = ["*.json", "*.py", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-"""Patterns of the files that transformers may load, whoever added them."""
+"""Patterns of the files that transformers may load, pushed or not."""
 
 
 @dataclass

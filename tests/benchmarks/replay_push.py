@@ -487,7 +487,7 @@ def replay(place: Place, case: Case) -> Found:
             command.reach(pause)
             command.kill()
             if KILLED[case.fault]:
-                pause.go_on()
+                pause.release()
             else:
                 pause.hang_up()
             hub.settle()

@@ -81,14 +81,14 @@ class Fault:
 
 
 class Pause:
-    """A request that stands still: wait for `reached`, then call `go_on()`, or `hang_up()` to close the line."""
+    """A paused request: wait for `reached`, then call `release()`, or `hang_up()` to close the line."""
 
     def __init__(self) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
         self._hang_up = False
 
-    def go_on(self) -> None:
-        """Let the request go its way."""
+    def release(self) -> None:
+        """Let the request continue."""
         self.go.set()
 
     def hang_up(self) -> None:

@@ -95,7 +95,7 @@ class Repo:
 
     @property
     def key(self) -> str:
-        """Its path in the Hub's addresses, hence its name in `HubServer.repos`."""
+        """Its path in the Hub's addresses, and its key in `HubServer.repos`."""
         return self.name if self.kind == "model" else f"{self.kind}s/{self.name}"
 
     @property

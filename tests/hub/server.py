@@ -82,7 +82,7 @@ class HubServer(Storage, Faults):
         with self._lock:
             self._faults.clear()
         for pause in self._pauses:
-            pause.go_on()
+            pause.release()
         self.settle()
 
     def settle(self, timeout_seconds: float = 30) -> None:

@@ -29,6 +29,7 @@ from hub import GITATTRIBUTES, TOKEN, HubServer, Pause, Request
 
 from gpt2small_hf.runs.layout import RunFolder
 
+pytest_plugins = ["hub.fixtures"]
 PUSH = REPOSITORY / "upload" / "push.py"
 REPO = "you/tiny"
 OF_HUB = {".gitattributes": GITATTRIBUTES}
@@ -37,8 +38,12 @@ ENOUGH_SECONDS = 300
 NOWHERE = "http://127.0.0.1:1"
 """An address at which no server listens."""
 
-FAST = "client.RETRY_WAITS_SECONDS = (0.01,) * 4"
-"""Calls are repeated at once."""
+FAST = """
+import time, types
+client.RETRY_WAITS_SECONDS = (0.01,) * 4
+client.time = types.SimpleNamespace(sleep=lambda seconds: time.sleep(min(seconds, 0.01)))
+"""
+"""Calls are repeated at once, also where the Hub asks to wait."""
 WAITING = """
 import gc, json, os, runpy, sys
 script, then = sys.argv[1:]
@@ -73,7 +78,7 @@ for line in sys.stdin:
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a command."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -82,7 +87,7 @@ class Done:
 
     @property
     def refusal(self) -> str:
-        """The one line by which a command that did not do its work ends, after what it said on the way."""
+        """The error, which is the last line."""
         assert self.status > 0, self
         assert "Traceback" not in self.err, self.err
         assert self.err.endswith("\n")
@@ -92,14 +97,14 @@ class Done:
 
 
 class Command:
-    """A command under way. `wait_for` gives its exit status, when it has ended."""
+    """A running command. `wait_for` returns its exit status at its end."""
 
     def __init__(self, pid: int, wait_for: Callable[[], int], out: Path, err: Path, token: str | None) -> None:
         self.pid, self._wait_for, self._files, self._token = pid, wait_for, (out, err), token
         self._began, self._done = time.monotonic(), None
 
     def reach(self, pause: Pause) -> None:
-        """Wait until it stands at a request."""
+        """Wait until it makes a paused request."""
         if not pause.reached.wait(60):
             self.kill()
             raise AssertionError(f"the request was never made: {self.wait()}")
@@ -111,7 +116,7 @@ class Command:
             self.wait()
 
     def wait(self) -> Done:
-        """Wait for its end. It has not shown its token."""
+        """Wait for its end, and check that it has not printed its token."""
         if self._done is None:
             watch = threading.Timer(ENOUGH_SECONDS, os.kill, (self.pid, signal.SIGKILL))
             watch.start()
@@ -199,13 +204,13 @@ class Push:
 
 @dataclass(frozen=True)
 class DryRun:
-    """A run that was staged and loaded by a stranger, once for all tests: push a copy of it, that is quicker."""
+    """A run that was staged and checked once for all tests; pushing a copy of it is quicker."""
 
     place: Path
-    """The folder that `runs/short` lies in."""
+    """The folder that contains `runs/short`."""
     done: Done
     requests: list[Request]
-    """What the server was asked meanwhile."""
+    """Requests to the server during the dry run."""
 
 
 @pytest.fixture(scope="session")
@@ -220,7 +225,7 @@ def dry_run(tiny_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Dr
 
 @pytest.fixture
 def run(dry_run: DryRun, tmp_path: Path) -> RunFolder:
-    """A copy of the finished run that was looked at once, as `runs/short` below the place of commands."""
+    """A copy of the finished, checked run, as `runs/short` in the folder of the commands."""
     shutil.copytree(dry_run.place / "runs" / "short", tmp_path / "runs" / "short")
     return RunFolder(tmp_path / "runs" / "short")
 
@@ -231,15 +236,6 @@ def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
     waiting = Waiting(tmp_path_factory.mktemp("waiting") / "home")
     yield waiting
     waiting.end()
-
-
-@pytest.fixture
-def hub() -> Iterator[HubServer]:
-    """An empty Hub; it must be asked nothing that it does not know, and storage must see no token."""
-    with HubServer() as hub:
-        yield hub
-        assert hub.unknown_routes == []
-        assert hub.leaks == []
 
 
 @pytest.fixture
@@ -261,7 +257,7 @@ def from_hub(hub: HubServer, tmp_path: Path) -> Callable[..., str]:
             (packages / entry.name).symlink_to(entry)
 
     def run(code: str, *, token: str | None = TOKEN) -> str:
-        home = tmp_path / f"stranger{len(list(tmp_path.glob('stranger*')))}"
+        home = tmp_path / f"user{len(list(tmp_path.glob('user*')))}"
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-"],
             input=f"import sys\nsys.path.append({str(packages)!r})\n{code}",

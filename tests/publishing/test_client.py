@@ -1,4 +1,4 @@
-"""Each call to the Hub is bounded in time, repeated where that is safe, and ends in one line."""
+"""Calls to the Hub have time-outs, are retried where that is safe, and fail with one line."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd
 
 
 @pytest.mark.parametrize("call", ["whoami", "tree", "put", "commit", "tag"])
-def test_a_silent_server_is_named_with_its_call_in_bounded_time(server, staged, call):
+def test_server_without_answer_is_named_with_its_call(server, staged, call):
     existing(server)
     server.inject(call, "silent", times=-1)
     started = time.monotonic()
@@ -187,7 +187,7 @@ def test_a_silent_server_is_named_with_its_call_in_bounded_time(server, staged, 
 
 
 @pytest.mark.parametrize(("kind", "said"), [("silent", "within 0.5 s"), ("html", "web page"), ("403", "fault 403")])
-def test_the_token_of_xet_is_bounded_in_time_and_refused_in_words(server, staged, monkeypatch, kind, said):
+def test_xet_token_request_has_a_timeout_and_a_message(server, staged, monkeypatch, kind, said):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
     server.inject("xet-token", kind, times=-1)
     started = time.monotonic()
@@ -210,7 +210,7 @@ def test_every_request_of_a_push_has_a_time_out(server, staged):
 
 
 @pytest.mark.parametrize("call", CALLED)
-def test_a_web_page_in_place_of_an_answer_is_one_line(server, staged, call):
+def test_web_page_in_place_of_a_response_is_one_line(server, staged, call):
     if call != "create":
         existing(server)
     server.inject(call, "html", times=-1)
@@ -257,7 +257,7 @@ def test_seconds_asked_reads_every_form(headers, seconds):
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
-def test_what_takes_too_long_is_interrupted_even_where_signals_are_ignored(handler):
+def test_time_limit_interrupts_even_where_signals_are_ignored(handler):
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(TimeoutError, match="did not end within 0 s"), client.time_limit(0.05):
@@ -289,7 +289,7 @@ def test_a_busy_server_is_quoted_in_the_message(server, staged, capfd, call):
     assert ": the Hub answered 503 (Maintenance until 10:00 UTC); retrying in 0.01 s\n" in capfd.readouterr().err
 
 
-def test_a_commit_is_made_once_if_the_hub_does_not_tell_whether_it_was_made(server, staged):
+def test_commit_is_not_repeated_if_its_outcome_is_unknown(server, staged):
     existing(server)
     server.inject("commit", "silent", times=-1)
     server.inject("commits", "silent", times=-1)
@@ -317,7 +317,7 @@ def test_a_commit_and_its_time_out_are_known_by_the_path(monkeypatch, endpoint, 
     assert request.extensions["timeout"]["read"] == seconds
 
 
-def test_a_call_gives_up_at_once_when_the_hub_asks_for_hours(server, monkeypatch):
+def test_call_is_not_retried_when_the_hub_asks_for_hours(server, monkeypatch):
     monkeypatch.setattr(client, "time", SimpleNamespace(sleep=pytest.fail))
     server.inject("whoami", "429", headers={"Retry-After": "7200"})
     with pytest.raises(UploadError, match="the Hub answered 429 and asks to wait 7200 s"):
@@ -377,7 +377,7 @@ def test_a_token_that_cannot_be_sent_or_read_is_one_line(server, monkeypatch, tm
 
 
 @pytest.mark.parametrize("call", ["create", "settings", "tag", "preupload"])
-def test_a_refusal_shows_the_words_of_the_hub_alone(server, staged, call):
+def test_refusal_shows_only_the_message_of_the_hub(server, staged, call):
     words = "Storage limit of your plan reached"
     server.fail(CALLS[call][1], status=403, times=-1, body={"error": words}, headers={"X-Error-Message": words})
     with pytest.raises(CommandError) as error:
@@ -403,7 +403,7 @@ def test_a_remote_config_of_any_form_is_read(server, staged, auto_map):
         *("m.onnx.data", "tekken.json", "tokenizer.model.v3", "preprocessor_config.json"),
     ],
 )
-def test_a_model_of_any_known_format_is_seen_and_removed(server, staged, name):
+def test_model_of_any_known_format_is_recognized_and_removed(server, staged, name):
     server.create(REPO)
     server.commit(REPO, {name: b"\0", "LICENSE.txt": b"terms", "USE_POLICY.md": b"policy", "fox.png": b"a picture"})
     hub = Hub()

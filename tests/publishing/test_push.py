@@ -1,4 +1,4 @@
-"""What `python upload/push.py` publishes, where, in which order, and what it refuses before it asks the Hub at all."""
+"""Results of `push` on the Hub, and errors before the network is used."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ OF_A_RUN = {
 
 
 @slow
-def test_a_dry_run_shows_what_would_be_published_without_network_and_token(dry_run: DryRun):
+def test_dry_run_lists_the_files_without_network_and_token(dry_run: DryRun):
     done, run = dry_run.done, RunFolder(dry_run.place / "runs" / "short")
     assert done.status == 0, done.err
     assert dry_run.requests == []
@@ -64,9 +64,8 @@ def test_a_dry_run_shows_what_would_be_published_without_network_and_token(dry_r
         f"would commit the files that differ to main: 'Publish short step 20 (held-out loss {loss:.3f})'\n" in done.out
     )
     assert f"would compare checksums and load it from the Hub in an isolated process, then tag it {tag}\n" in done.out
-    assert done.out.endswith(
-        "wrote runs/short/staged; nothing was sent\nnext: python upload/push.py runs/short you/tiny\n"
-    )
+    assert "wrote runs/short/staged; nothing was sent\nnext: " in done.out
+    assert done.out.endswith(" push runs/short you/tiny\n")
     assert not run.published.exists()
     card = (run.root / "staged.html").read_text(encoding="utf-8")
     assert card.startswith("<!doctype html>")
@@ -92,7 +91,7 @@ with torch.no_grad():
 
 
 def assert_same_logits(printed: str, model: Path) -> str:
-    """What a stranger printed last are the logits of a model folder, bit for bit. Returns: its class's module."""
+    """Check that the last printed logits are those of a model folder. Returns: the module of the printed class."""
     found, module = json.loads(printed.splitlines()[-1])
     ours = GPT2SmallForCausalLM.from_pretrained(model)
     with torch.no_grad():
@@ -101,7 +100,7 @@ def assert_same_logits(printed: str, model: Path) -> str:
 
 
 @slow
-def test_a_run_is_published_whole_private_tagged_and_used_by_a_stranger_as_its_card_says(hub, push, run, from_hub):
+def test_run_is_published_private_tagged_and_loads_as_its_card_says(hub, push, run, from_hub):
     done = push(*THIS, cold=True)
     assert done.status == 0, done.err
     repo, there = hub.repos[REPO], published(hub)
@@ -139,7 +138,7 @@ def done_title(run: RunFolder) -> str:
 
 
 @slow
-def test_the_same_command_again_sends_nothing_and_makes_no_commit(hub, push, run):
+def test_second_push_of_the_same_run_makes_no_commit(hub, push, run):
     first, second = push(*QUICK), push(*QUICK)
     assert (first.status, second.status) == (0, 0)
     assert "18 files sent, 0 removed" in first.out
@@ -151,7 +150,7 @@ def test_the_same_command_again_sends_nothing_and_makes_no_commit(hub, push, run
 
 
 @slow
-def test_over_xet_the_same_is_published_and_the_record_is_all_that_is_printed(hub, push, run):
+def test_push_over_xet_with_json_prints_only_the_record(hub, push, run):
     done = push(*QUICK, "--json", cold=True, xet=True)
     assert done.status == 0, done.err
     assert asked(hub, "/v1/xorbs/")
@@ -163,17 +162,17 @@ def test_over_xet_the_same_is_published_and_the_record_is_all_that_is_printed(hu
     assert f"\npublished {hub.url}/{REPO} at commit " in done.err
 
 
-# ---- who sees it ----------------------------------------------------------------------------------------------------
+# ---- visibility -----------------------------------------------------------------------------------------------------
 
 
 @slow
-def test_a_model_becomes_public_only_after_it_was_verified_and_tagged(hub, push, run):
+def test_model_becomes_public_after_it_is_verified_and_tagged(hub, push, run):
     pause = hub.pause("/settings")
     command = push.start(*QUICK, "--public")
     command.reach(pause)
     repo, commit = hub.repos[REPO], hub.landed[-1].oid
     assert (repo.private, repo.tags) == (True, {read_tag(run): commit})
-    pause.go_on()
+    pause.release()
     assert command.wait().status == 0
     assert not repo.private
     steps = [f"POST /api/models/{REPO}/commit/main", f"GET /api/models/{REPO}/tree/{commit}"]
@@ -182,13 +181,13 @@ def test_a_model_becomes_public_only_after_it_was_verified_and_tagged(hub, push,
 
 
 @slow
-def test_a_public_repository_is_hidden_before_anything_new_is_in_it_if_asked(hub, push, run):
+def test_private_flag_hides_a_public_repository_before_the_commit(hub, push, run):
     hub.create(REPO)
     pause = hub.pause("/preupload/", after=1)  # the first one asks which files are ignored
     command = push.start(*QUICK, "--private")
     command.reach(pause)
     assert hub.repos[REPO].private
-    pause.go_on()
+    pause.release()
     assert command.wait().status == 0
     assert hub.repos[REPO].private
     assert published(hub) == contents(run.staged)
@@ -209,7 +208,7 @@ def test_a_private_base_model_is_not_linked(hub, push, run):
 
 
 @slow
-def test_a_public_repository_stays_so_unless_asked(hub, push, run):
+def test_public_repository_stays_public_by_default(hub, push, run):
     hub.create(REPO)
     assert push(*QUICK).status == 0
     assert not hub.repos[REPO].private
@@ -290,7 +289,7 @@ def test_two_processes_do_not_stage_in_one_folder(tiny_run, tmp_path, monkeypatc
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_must_not_be_published_is_refused_before_the_hub_is_asked_anything(hub, push, run, spoil, said):
+def test_invalid_model_is_refused_before_the_network_is_used(hub, push, run, spoil, said):
     before = contents(run.staged)
     spoil(run)
     done = push(*QUICK, "--json")
@@ -351,7 +350,7 @@ def in_what_it_wrote_on_the_way(root: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny_run, tmp_path, monkeypatch):
+def test_token_in_any_staged_file_is_found_and_not_printed(plant, where, tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.root, "runs/short")
     Path("token").write_bytes(b"\xff")  # unreadable, which a dry run ignores
@@ -368,7 +367,7 @@ def test_a_token_in_any_staged_file_is_found_and_not_repeated(plant, where, tiny
 
 
 @slow
-def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub, push, run):
+def test_token_in_use_is_found_in_model_code(hub, push, run):
     add_line(run.model / "gpt.py", f"# {TOKEN}")
     done = push(*QUICK, "--allow_modified_code")
     assert done.status == 2
@@ -446,7 +445,7 @@ def test_the_token_in_use_is_found_wherever_it_stands_whatever_it_looks_like(hub
         ("runs/short you/tiny --publik", "--publik is not a flag. Did you mean --public?"),
     ],
 )
-def test_what_does_not_go_together_on_the_command_line_is_refused_in_one_line(words, said):
+def test_invalid_flags_are_refused_in_one_line(words, said):
     with pytest.raises(UsageError) as refusal:
         parse_arguments(words.split())
     assert said in str(refusal.value)
@@ -471,11 +470,11 @@ def test_values_of_a_list_end_where_they_have_another_form():
         ("https://example.com/@ada/x#weights", "https://example.com/@ada/x#weights"),
     ],
 )
-def test_origin_is_a_hub_id_only_if_it_is_the_page_of_a_model(given, kept):
+def test_origin_of_a_model_page_becomes_a_hub_id(given, kept):
     assert parse_arguments(["runs/short", "you/tiny", "--origin", given]).origin == kept
 
 
-# ---- where to -------------------------------------------------------------------------------------------------------
+# ---- destination ----------------------------------------------------------------------------------------------------
 
 
 def make_collection(hub: HubServer) -> str:
@@ -490,7 +489,7 @@ def make_collection(hub: HubServer) -> str:
 
 
 @slow
-def test_branch_tag_message_license_language_baseline_collection_and_folder_are_as_asked(hub, push, run):
+def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
     slug = make_collection(hub)
     completions = read_json(run.completions)
     completions["completions"][0]["greedy"] += "\npassword: hunter22\n"
@@ -537,7 +536,7 @@ def test_branch_tag_message_license_language_baseline_collection_and_folder_are_
 
 
 @slow
-def test_a_collection_that_is_not_there_is_refused_before_anything_is_made(hub, push, run):
+def test_missing_collection_is_refused_before_the_push(hub, push, run):
     done = push(*QUICK, "--collection", "you/small-models-0")
     assert done.status == 2
     assert done.refusal.startswith("the collection you/small-models-0 does not exist. Its slug ends its address")
@@ -545,7 +544,7 @@ def test_a_collection_that_is_not_there_is_refused_before_anything_is_made(hub, 
 
 
 @slow
-def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hub, push, run):
+def test_pull_request_leaves_main_and_an_edited_card_unchanged(hub, push, run):
     assert push(*QUICK).status == 0
     record = read_json(run.published)
     hub.commit(REPO, {"README.md": b"# My own words\n"})
@@ -574,7 +573,7 @@ def test_a_pull_request_proposes_all_and_leaves_main_and_an_edited_card_alone(hu
 
 @slow
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
-def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xet):
+def test_pull_request_needs_no_write_access_and_is_reused(hub, push, run, xet):
     hub.create(REPO)
     repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "cold": xet, "xet": xet}
     refused = push(*QUICK, "--create_pr", "--public", token=OTHER_TOKEN)
@@ -604,11 +603,11 @@ def test_a_pull_request_needs_no_write_access_and_is_added_to(hub, push, run, xe
     assert (repo.private, repo.tags) == (False, {})
 
 
-# ---- code alone -----------------------------------------------------------------------------------------------------
+# ---- --code_only ----------------------------------------------------------------------------------------------------
 
 
 @slow
-def test_newer_code_lands_with_what_tells_of_it_and_no_weights_are_sent(hub, push, run):
+def test_code_only_sends_code_and_card_without_weights(hub, push, run):
     assert push(*QUICK).status == 0
     newer = published(hub)
     older = {"gpt.py": newer["gpt.py"] + b"# as it was before\n", "resolved.json": b"{}\n", "fox.png": b"a picture\0"}
@@ -629,7 +628,7 @@ def asked_since(hub: HubServer, start: int, path: str) -> list[str]:
 
 
 @slow
-def test_code_alone_is_refused_where_the_model_is_not_there_or_another(hub, push, run):
+def test_code_only_is_refused_without_the_same_published_model(hub, push, run):
     done = push(*QUICK, "--code_only")
     assert done.status == 2
     assert done.refusal == f"--code_only updates a published model, and {REPO} does not exist. Leave it out."
@@ -662,8 +661,8 @@ for repo, revision, trust in {which!r}:
 
 
 @slow
-def test_checkpoints_become_branches_and_a_native_twin_needs_no_code_of_ours(hub, push, run, from_hub):
-    shutil.rmtree(run.checkpoints / "checkpoint-20")  # each is loaded by a stranger, which takes seconds
+def test_checkpoints_become_branches_and_the_native_twin_needs_no_remote_code(hub, push, run, from_hub):
+    shutil.rmtree(run.checkpoints / "checkpoint-20")  # loading each in an isolated process takes seconds
     done = push(*QUICK, "--all_checkpoints", "--also_native")
     assert done.status == 0, done.err
     repo, twin = hub.repos[REPO], hub.repos[f"{REPO}-native"]
@@ -700,7 +699,7 @@ def test_checkpoints_become_branches_and_a_native_twin_needs_no_code_of_ours(hub
 
 
 @slow
-def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_others_added_stays(hub, push, run):
+def test_former_shards_are_removed_and_files_of_others_kept(hub, push, run):
     weights, loaded_before = run.model / "model.safetensors", (run.root / "staged.json").read_bytes()
     GPT2SmallForCausalLM.from_pretrained(run.model).save_pretrained(run.root / "shards", max_shard_size="40KB")
     kept = weights.rename(run.root / weights.name)
@@ -727,7 +726,7 @@ def test_shards_of_an_earlier_push_go_in_the_commit_that_replaces_them_and_what_
 
 
 @slow
-def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, tiny_tokenizer, tmp_path, monkeypatch):
+def test_reference_model_is_converted_and_published(hub, push, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(test_conversion, "V", len(tiny_tokenizer))
     write_reference(tmp_path / "theirs")
     write_json(tmp_path / "theirs" / "train.json", {"dataset": "somebody/some-text", "microbatch_size": 12})
@@ -752,7 +751,7 @@ def test_a_model_of_the_reference_series_is_converted_and_published(hub, push, t
 
 
 @slow
-def test_of_a_run_that_did_not_finish_the_newest_checkpoint_is_published_and_said_so(hub, push, run):
+def test_unfinished_run_publishes_its_newest_checkpoint(hub, push, run):
     run.heldout.unlink()
     done = push(*QUICK)
     assert done.status == 0, done.err
@@ -765,11 +764,11 @@ def test_of_a_run_that_did_not_finish_the_newest_checkpoint_is_published_and_sai
     assert json.loads(there["config.json"])["use_cache"] is True
 
 
-# ---- what is not ours -----------------------------------------------------------------------------------------------
+# ---- files of the user ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("taken", ["out", "out-native", "out.html", "out.json", "out-native.json"])
-def test_no_folder_or_file_is_replaced_that_was_not_staged_by_this_command(push, run, taken):
+def test_staging_replaces_only_what_this_command_staged(push, run, taken):
     """A dry run must not cost anybody a folder, whatever stands beside --output_dir."""
     place = run.root.parent / "of-others"
     theirs = place / taken if "." in taken else place / taken / "work" / "precious.txt"
@@ -783,7 +782,7 @@ def test_no_folder_or_file_is_replaced_that_was_not_staged_by_this_command(push,
 
 
 @pytest.mark.parametrize("theirs", [".git/HEAD", "notes.txt", "charts/mine.png"])
-def test_what_somebody_put_into_the_staged_folder_is_not_removed(push, run, theirs):
+def test_file_added_to_the_staged_folder_is_not_removed(push, run, theirs):
     (run.staged / theirs).parent.mkdir(exist_ok=True)
     (run.staged / theirs).write_text("mine", encoding="utf-8")
     done = push(*QUICK, "--dry_run")
@@ -792,19 +791,19 @@ def test_what_somebody_put_into_the_staged_folder_is_not_removed(push, run, thei
     assert (run.staged / theirs).read_text(encoding="utf-8") == "mine"
 
 
-def test_a_card_that_was_edited_where_it_is_staged_is_not_written_over(push, run):
+def test_edited_staged_card_is_not_overwritten(push, run):
     add_line(run.staged / "README.md", "my words")
     done = push(*QUICK, "--dry_run")
     assert done.status == 2
     assert "README.md was edited, and staging would write over it. Its words belong into model_card.j2" in done.refusal
 
 
-def test_the_staged_weights_are_bytes_of_their_own(run):
+def test_staged_weights_are_a_copy(run):
     """Who writes into the staged folder spoils no run."""
     assert not (run.staged / "model.safetensors").samefile(run.model / "model.safetensors")
 
 
-def test_a_license_that_somebody_wrote_on_the_hub_is_not_written_over(hub, push, run):
+def test_license_written_on_the_hub_is_not_overwritten(hub, push, run):
     assert push(*QUICK).status == 0
     hub.commit(REPO, {"LICENSE": b"my own\n"})
     done = push(*QUICK, "--license", "apache-2.0")
