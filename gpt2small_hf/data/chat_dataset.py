@@ -1,3 +1,4 @@
+# pyright: strict, reportUnknownMemberType=false, reportUnknownArgumentType=false
 """`ChatDataset`: rows of complete conversations, packed so that they do not attend to each other, or padded."""
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast
 
 from gpt2small_hf.data.chat.conversations import Conversation, read_conversations
@@ -101,7 +103,7 @@ class ChatDataset(RowDataset):
         names = [str(file) for file in ([files] if isinstance(files, (str, Path)) else files)]
         set_template(tokenizer, template)
         chats = read_conversations(names, None, validation_fraction=0, skip_bad_rows=skip_bad_rows)["train"].chats
-        how = {"max_length": max_length, "loss_on": loss_on, "packing": packing, "overlong": overlong}
+        how: dict[str, Any] = {"max_length": max_length, "loss_on": loss_on, "packing": packing, "overlong": overlong}
         return cls(chats, tokenizer, seq_len=seq_len, **how)
 
     def __init__(
@@ -154,8 +156,8 @@ class ChatDataset(RowDataset):
         self.pack(packing)
         supervised = self.supervised_tokens()
         # Supervised tokens only; end tokens count as tokens and have no bytes.
-        text = tokenizer.decode(supervised, skip_special_tokens=True)
-        self.bytes_per_token = max(1, len(str(text).encode())) / len(supervised)
+        text = str(tokenizer.decode(supervised, skip_special_tokens=True))
+        self.bytes_per_token = max(1, len(text.encode())) / len(supervised)
 
     @property
     def lengths(self) -> list[int]:
@@ -170,7 +172,7 @@ class ChatDataset(RowDataset):
         """The numbers of each row's conversations."""
 
     def _nothing_left(self, limit: int, overlong: str) -> str:
-        reasons = []
+        reasons: list[str] = []
         if self.counts.too_long:
             fix = "Raise --max_length or --seq_len" + (", or take --overlong keep_end" if overlong == "drop" else "")
             reasons.append(f"{self.counts.too_long:,} are longer than {limit:,} tokens. {fix}")
@@ -234,16 +236,14 @@ class ChatDataset(RowDataset):
         Padding is at the end of a row, where causal attention hides it, so no mask is needed; its `position_ids`
         restart at 0, like one more document.
         """
-        longest = max(len(row["input_ids"]) for row in rows)
-        fill = {"input_ids": self.pad_id, "labels": IGNORED}
-        batch = {}
+        fill = {"input_ids": self.pad_id, "labels": IGNORED, "position_ids": 0}
+        batch: dict[str, torch.Tensor] = {}
         for name in rows[0]:
-            columns = []
-            for row in rows:
-                missing = longest - len(row[name])
-                tail = np.arange(missing) if name == "position_ids" else np.full(missing, fill[name])
-                columns.append(np.concatenate([row[name], tail]))
-            batch[name] = torch.from_numpy(np.stack(columns))
+            columns = [torch.from_numpy(row[name]) for row in rows]
+            batch[name] = pad_sequence(columns, batch_first=True, padding_value=fill[name])
+        for row, positions in zip(rows, batch.get("position_ids", []), strict=False):
+            padding = positions[len(row["position_ids"]) :]
+            padding.copy_(torch.arange(len(padding)))
         return batch
 
     def padding_row(self) -> dict[str, np.ndarray]:

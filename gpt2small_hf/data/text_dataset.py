@@ -1,3 +1,4 @@
+# pyright: strict, reportUnknownMemberType=false, reportUnknownArgumentType=false
 """`TextDataset`: rows of a prepared folder, read from memory-mapped token files, and their collator."""
 
 from __future__ import annotations
