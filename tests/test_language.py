@@ -33,7 +33,6 @@ REMAINING: dict[str, int] = {
     ".": 1,
     "gpt2small_hf": 10,
     "gpt2small_hf/config": 6,
-    "gpt2small_hf/model": 1,
     "gpt2small_hf/publishing": 52,
     "tests": 2,
     "tests/benchmarks": 1,

@@ -1,8 +1,8 @@
 # Copyright 2026 the authors of gpt2small_hf. Licensed under the Apache License, Version 2.0.
-"""GPT-2 in plain PyTorch: token ids → logits. All arithmetic of the model lives here; nothing here knows Hugging Face.
+"""GPT-2 in plain PyTorch: token ids → logits. All arithmetic of the model is here, without Hugging Face's libraries.
 
-`GPT(config)(input_ids)` is a whole model on its own; `config` is any object with the fields of `GPT2SmallConfig`.
-`modeling_gpt2small.py` puts loss, cache, masks and generation around the same parts.
+`GPT(config)(input_ids)` is a complete model; `config` is any object with the fields of `GPT2SmallConfig`.
+`modeling_gpt2small.py` adds loss, cache, masks and generation to the same modules.
 """
 
 # Shapes, throughout:
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# ---- what architectures differ in: activation, norm, position encoding -------------------------------------------
-# Each is chosen here alone. Another one is a field or value of the config, and a branch here.
+# ---- activation, norm, position encoding -------------------------------------------------------------------------
+# Each is chosen here only. Another one is a field or value of the config, and a branch here.
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by config.hidden_act
     "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),  # GPT-2's own
@@ -46,8 +46,8 @@ def make_position_embedding(config: Any) -> nn.Embedding:
 # ---- attention and loss -------------------------------------------------------------------------------------------
 
 
-# Positions whose logits the chunked loss holds at once. PyTorch's own choice for a vocabulary of 50,000 is 16 on a CPU,
-# which makes the loss slower than the usual one.
+# Positions whose logits the chunked loss has in memory at once. PyTorch's default for a vocabulary of 50,000 is 16 on a
+# CPU, which makes it slower than the ordinary loss.
 ROWS_AT_A_TIME = 512
 
 
@@ -62,7 +62,7 @@ def fused_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention in PyTorch's fused kernel, which never holds all T x S weights.
+    """Causal attention in PyTorch's fused kernel, which never has all T x S weights in memory.
 
     Args:
         module: unused; part of the signature that attention functions share.
@@ -76,7 +76,7 @@ def fused_attention(
 
     Returns: the attended values, (B, T, H, D), and None in place of the weights.
     """
-    is_causal = bool(attention_mask is None and query.shape[2] > 1)  # a plain truth, also for a tracer
+    is_causal = bool(attention_mask is None and query.shape[2] > 1)  # a Python bool, also for a tracer
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, is_causal=is_causal
     )
@@ -94,7 +94,7 @@ def explicit_attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention step by step, for those who want to see the weights.
+    """Causal attention step by step, which returns the attention weights.
 
     Takes what `fused_attention` takes, except that a mask is additive: 0 where attention is allowed, very negative
     elsewhere. Returns: the attended values, (B, T, H, D), and the weights, (B, H, T, S).
@@ -121,10 +121,10 @@ def loss_without_logits(
     ignore_index: int = -100,
     **kwargs: Any,
 ) -> Tensor:
-    """Mean cross-entropy of a head without bias, in nats per token, that holds the logits of few positions at a time.
+    """Mean cross-entropy of a head without bias, in nats per token, with the logits of few positions at a time.
 
     Equal in value and gradient to `cross_entropy(hidden_states @ weight.T, …)`, whose logits take more memory than all
-    the rest of a small model. Follows autocast. Cannot be differentiated twice.
+    the rest of a small model. Follows autocast. Has no second derivative.
 
     Args:
         hidden_states: (B, T, C).
@@ -132,10 +132,10 @@ def loss_without_logits(
         labels: (B, T), not shifted: the token at t + 1 is the target of position t.
         num_items_in_batch: divides the sum; unset, the number of targets does.
         shift_labels: (B, T), the targets themselves, in place of `labels`.
-        ignore_index: a target that is not counted.
+        ignore_index: label of tokens without a loss.
         kwargs: unused.
 
-    Raises: ValueError if the labels are of another shape than the input.
+    Raises: ValueError if the labels do not have the shape of the input.
     """
     if shift_labels is None:
         assert labels is not None
@@ -144,7 +144,7 @@ def loss_without_logits(
         shift_labels = F.pad(labels[:, 1:], (0, 1), value=ignore_index)
     targets = shift_labels.reshape(-1).to(hidden_states.device)
     device_type = hidden_states.device.type
-    if torch.is_autocast_enabled(device_type):  # which does not know this operation
+    if torch.is_autocast_enabled(device_type):  # which does not cover this operation
         dtype = torch.get_autocast_dtype(device_type)
         hidden_states, weight = hidden_states.to(dtype), weight.to(dtype)
     full = hidden_states.dtype == torch.float32
@@ -159,7 +159,7 @@ def loss_without_logits(
     )
     count = (targets != ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
     count = torch.as_tensor(count, device=losses.device)
-    # Without a target the usual loss is nan too, but its gradient is 0: a step then changes nothing.
+    # Without targets the ordinary loss is nan too, but its gradient is 0.
     loss = losses.float().sum() / count.masked_fill(count == 0, 1)
     return loss.masked_fill(count == 0, torch.nan)
 
@@ -173,7 +173,7 @@ class Attention(nn.Module):
         self.config = config
         self.layer_idx = layer_idx
         self.head_dim = C // config.num_attention_heads
-        # Read by attention functions from elsewhere (flash, flex, serving engines):
+        # Read by other attention functions (flash, flex, serving engines):
         self.num_key_value_groups = 1
         self.scaling = self.head_dim**-0.5
         self.is_causal = True
@@ -197,15 +197,15 @@ class Attention(nn.Module):
 
         Args:
             hidden_states: (B, T, C).
-            attention_mask: handed on to `attend`.
+            attention_mask: passed to `attend`.
             past_key_values: an object whose `update(key, value, layer_idx)` returns all keys and values seen so far.
             attend: attention function with the signature of `fused_attention`.
-            kwargs: handed on to `attend`; `position_ids`, (B or 1, T), among them.
+            kwargs: passed to `attend`; they include `position_ids`, (B or 1, T).
 
         Returns: (B, T, C), and the attention weights or None.
         """
         B, T = hidden_states.shape[:2]
-        # The number of heads is left open: under tensor parallelism this process holds only some of them.
+        # The number of heads is -1, because under tensor parallelism a process has only some of them.
         query = self.q_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)  # (B, H, T, D)
         key = self.k_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)
         value = self.v_proj(hidden_states).view(B, T, -1, self.head_dim).transpose(1, 2)
@@ -221,7 +221,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers with an activation between, on each position alone."""
+    """Two linear layers with an activation between them, for each position separately."""
 
     def __init__(self, config: Any, linear: type[nn.Linear] = nn.Linear) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then MLP, each reading the normalised stream and adding to it (pre-LayerNorm)."""
+    """One layer: attention, then MLP, each of which adds to the residual stream (pre-LayerNorm)."""
 
     linear: type[nn.Linear] = nn.Linear
     """Class of the linear layers. A subclass may compute the same with other kernels."""
@@ -249,7 +249,7 @@ class Block(nn.Module):
         self.mlp = MLP(config, self.linear)
 
     def forward(self, hidden_states: Tensor, **context: Any) -> Tensor:
-        """(B, T, C) → (B, T, C). `context` is handed on to the attention."""
+        """(B, T, C) → (B, T, C). `context` is passed to the attention."""
         mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **context)
         hidden_states = hidden_states + mixed
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
@@ -266,7 +266,7 @@ class Decoder(nn.Module):
         self.build(config)
 
     def build(self, config: Any) -> None:
-        """Create the layers, apart from `__init__` so that a class with another parent can call it in its own."""
+        """Create the layers; separate from `__init__` for classes with another parent."""
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embed_positions = make_position_embedding(config)
         self.embed_dropout = nn.Dropout(config.embd_pdrop)
@@ -274,11 +274,11 @@ class Decoder(nn.Module):
         self.norm = make_norm(config)
 
     def add_positions(self, hidden_states: Tensor, position_ids: Tensor) -> Tensor:
-        """Add what each position's embedding says: (B, T, C) and (B or 1, T) → (B, T, C)."""
+        """Add position embeddings: (B, T, C) and (B or 1, T) → (B, T, C)."""
         return self.embed_dropout(hidden_states + self.embed_positions(position_ids))
 
     def resize_positions(self) -> None:
-        """Follow a change of `config.max_position_embeddings`: old rows stay, new ones are drawn as at the start."""
+        """Apply a change of `config.max_position_embeddings`: old rows stay, new ones are initialised."""
         old = self.embed_positions
         new = make_position_embedding(self.config).to(old.weight)
         init_weights(new, self.config)
@@ -289,7 +289,7 @@ class Decoder(nn.Module):
     def run_layers(self, hidden_states: Tensor, depth: int | None = None, **context: Any) -> Tensor:
         """All blocks, or the first `depth`, and the final norm: (B, T, C) → (B, T, C).
 
-        `context` is handed on to each block.
+        `context` is passed to each block.
         """
         for layer in islice(self.layers, depth):
             hidden_states = layer(hidden_states, **context)
@@ -306,7 +306,7 @@ class Decoder(nn.Module):
 
 
 class GPT(nn.Module):
-    """A whole language model: token ids → logits over the next token."""
+    """The language model: token ids → logits over the next token."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -341,10 +341,10 @@ def init_std(config: Any) -> float:
 
 
 def init_weights(module: nn.Module, config: Any) -> None:
-    """Give one module its initial weights; children are left alone, so use it with `Module.apply`.
+    """Initialise the weights of one module, without its children: use it with `Module.apply`.
 
-    Scheme `torch` is whatever PyTorch's layers draw by themselves, N(0, 1) embeddings included. The others draw
-    normally with `init_std`; biases start at 0 and norms at the identity.
+    Scheme `torch` is PyTorch's own initialisation, with N(0, 1) embeddings. The others are normal with standard
+    deviation `init_std`; biases start at 0 and norms at the identity.
     """
     if config.init_scheme == "torch":
         if isinstance(module, (nn.Linear, nn.Embedding, nn.LayerNorm)):
@@ -353,7 +353,7 @@ def init_weights(module: nn.Module, config: Any) -> None:
     if isinstance(module, nn.Linear):
         std = init_std(config)
         if getattr(module, "writes_to_residual", False):
-            # Two writes a block: without this the stream's variance grows with depth (GPT-2 paper, section 2.3).
+            # Two per block: without this the stream's variance grows with depth (GPT-2 paper, section 2.3).
             std /= math.sqrt(2 * config.num_hidden_layers)
         nn.init.normal_(module.weight, std=std)
         if module.bias is not None:
