@@ -20,9 +20,9 @@ from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.errors import RunInterruptedError, RunStoppedError, UsageError
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
-from gpt2small_hf.report.sweep import SweepFolder, stopped_because, write_report
+from gpt2small_hf.report.sweep import stopped_because, write_report
 from gpt2small_hf.runs.files import locked
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run, read_resolved
 from gpt2small_hf.training.inputs import build_run_inputs, find_data
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change

@@ -16,8 +16,8 @@ from gpt2small_hf.commands.sweep import SweepArguments, main
 from gpt2small_hf.config.recipe import find_recipes
 from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.report.sweep import SweepFolder
 from gpt2small_hf.runs.files import read_json, sha256
+from gpt2small_hf.runs.layout import SweepFolder
 from gpt2small_hf.sweep import check_recipes, list_jobs
 from gpt2small_hf.training.budget import cerebras_weight_decay, sizes
 

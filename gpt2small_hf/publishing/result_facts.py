@@ -12,9 +12,9 @@ from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.report.page import SampleTable, sample_tables
-from gpt2small_hf.report.sweep import SweepFolder, round_loss
+from gpt2small_hf.report.sweep import round_loss
 from gpt2small_hf.report.tables import one_line, rise_line
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, RecipeResult, Sample, SweepResults

@@ -11,25 +11,18 @@ test:
 
 t is Student's 97.5 % quantile. The standard deviation is that of the recipe's own differences, so the test is exact
 for differences that are normal: a recipe that does not differ from the baseline gets a verdict with a probability of
-5 %, whatever the variances of the recipes, and whether or not a seed has the same effect in all of them.
+5 %, whatever the variances of the recipes. The cost is power: if a recipe's variance is that of the baseline, a
+difference must be 16 standard deviations of the loss that seeds do not explain to be decided in four sweeps of five
+with two runs, 4.6 with three, 3.0 with four.
 
-The cost is power. Two runs give a poor estimate of a recipe's variance: if it is that of the baseline, a difference
-must be 16 standard deviations of the loss that seeds do not explain to be decided in four sweeps of five. With three
-runs it is 4.6, with four 3.0.
-
-Rejected, with the share of false verdicts for 17 recipes with 2 or 3 runs, every fourth of which has 0.1 to 20 times
-the standard deviation of the baseline (`tests/benchmarks/sim_sweep.py` has the model of the noise):
-- one variance for all recipes: 16 to 28 % for recipes with a larger variance;
-- a variance moderated by those of the other recipes (limma, Smyth 2004): 1 to 23 %;
-- the baseline's mean predicted by a least-squares fit of recipes and seeds over all runs, and its error combined with
-  the recipe's by Welch's degrees of freedom: 3 to 12 %; by Cochran and Cox's weights: 1.5 to 6 %. The latter decides
-  differences that are 30 % smaller, but is too cautious if other recipes have a larger variance.
+Rejected, with the share of false verdicts in simulations (`tests/benchmarks/sim_sweep.py` has the model of the noise):
+one variance for all recipes, 16 to 28 % for recipes with a larger one; a variance moderated by the other recipes'
+(limma, Smyth 2004), 1 to 23 %; a least-squares fit of recipes and seeds over all runs, 1.5 to 12 %.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -46,7 +39,7 @@ from gpt2small_hf.formatting import number
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table
 from gpt2small_hf.runs.files import atomic_write
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import SweepFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.results import Noise, RecipeResult, SeedNoise, StoppedRun, SweepResults, SweepRun
@@ -56,49 +49,6 @@ CONFIDENCE = 0.95
 Key = tuple[str, int, int]
 """Recipe, initial-weight seed, training seed."""
 Losses = Mapping[Key, float]
-
-
-@dataclass(frozen=True)
-class SweepFolder:
-    """The files of a sweep: a run folder and a log for each recipe and pair of seeds, and the results."""
-
-    root: Path
-
-    def run(self, recipe: str, init_seed: int, seed: int) -> RunFolder:
-        """Return a run: `init_seed` is for the initial weights, `seed` for dropout and the order of rows."""
-        return RunFolder(self.root / f"{recipe}-i{init_seed}-t{seed}")
-
-    def log(self, run: RunFolder) -> Path:
-        """Output of the run's processes."""
-        return self.root / f"{run.root.name}.log"
-
-    def runs(self, recipe: str) -> dict[tuple[int, int], RunFolder]:
-        """Return the started runs of a recipe, by their two seeds."""
-        found = {}
-        for path in self.root.glob(f"{recipe}-i*-t*/"):
-            if match := re.fullmatch(r"-i(\d+)-t(\d+)", path.name[len(recipe) :]):
-                found[int(match[1]), int(match[2])] = RunFolder(path)
-        return dict(sorted(found.items()))
-
-    @property
-    def lock(self) -> Path:
-        """Lock file of a running sweep."""
-        return self.root / ".lock"
-
-    @property
-    def table(self) -> Path:
-        """The results as Markdown."""
-        return self.root / "sweep.md"
-
-    @property
-    def results(self) -> Path:
-        """The results as JSON."""
-        return self.root / "sweep.json"
-
-    @property
-    def chart(self) -> Path:
-        """The results as a chart."""
-        return self.root / "sweep.png"
 
 
 # ---- noise -------------------------------------------------------------------------------------------------------

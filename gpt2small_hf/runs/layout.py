@@ -1,15 +1,27 @@
-"""Where each file of a run folder and of a prepared data set is."""
+"""Where each file of a run folder, a sweep and a prepared data set is."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import is_leftover, is_replaceable, lock_of
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+
+
+class File:
+    """A path in a folder: an attribute of classes with a `root`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: Any, owner: type) -> Path:
+        """Return the path."""
+        return folder.root / self.name
 
 
 @dataclass(frozen=True)
@@ -18,94 +30,45 @@ class RunFolder:
 
     root: Path
 
-    @property
-    def recipe(self) -> Path:
-        """The recipe as it was given."""
-        return self.root / "recipe.yaml"
+    recipe = File("recipe.yaml")
+    """The recipe as it was given."""
+    resolved = File("resolved.json")
+    """All settings, with commit, versions and device."""
+    metrics = File("metrics.jsonl")
+    """One JSON object for each log entry."""
+    samples = File("samples.jsonl")
+    """One JSON object for each checkpoint and prompt: the model's completions."""
+    first_rows = File("first_rows.txt")
+    """The first training rows, decoded, with supervised tokens marked."""
+    checkpoints = File("checkpoints")
+    """Folder of `checkpoint-<step>/`; each is a model folder."""
+    model = File("model")
+    """Final weights, config, code and tokenizer: what is published."""
+    adapter = File("adapter")
+    """The LoRA adapter, which is merged into `model/` (LoRA runs only)."""
+    answers = File("evaluation/answers.jsonl")
+    """One JSON object for each held-out question, with the finished model's answer (chat runs only)."""
+    heldout = File("evaluation/heldout.json")
+    """Held-out loss before and after training, with its baselines."""
+    completions = File("evaluation/completions.json")
+    """Fixed prompts continued by the finished model."""
 
-    @property
-    def resolved(self) -> Path:
-        """All settings, with commit, versions and device."""
-        return self.root / "resolved.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object for each log entry."""
-        return self.root / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """One JSON object for each checkpoint and prompt: the model's completions."""
-        return self.root / "samples.jsonl"
-
-    @property
-    def first_rows(self) -> Path:
-        """The first training rows, decoded, with supervised tokens marked."""
-        return self.root / "first_rows.txt"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of `checkpoint-<step>/`; each is a model folder."""
-        return self.root / "checkpoints"
-
-    @property
-    def model(self) -> Path:
-        """Final weights, config, code and tokenizer: what is published."""
-        return self.root / "model"
-
-    @property
-    def adapter(self) -> Path:
-        """The LoRA adapter, which is merged into `model/` (LoRA runs only)."""
-        return self.root / "adapter"
-
-    @property
-    def answers(self) -> Path:
-        """One JSON object for each held-out question, with the finished model's answer (chat runs only)."""
-        return self.root / "evaluation" / "answers.jsonl"
-
-    @property
-    def heldout(self) -> Path:
-        """Held-out loss before and after training, with its baselines."""
-        return self.root / "evaluation" / "heldout.json"
-
-    @property
-    def completions(self) -> Path:
-        """Fixed prompts continued by the finished model."""
-        return self.root / "evaluation" / "completions.json"
+    report = File("report.md")
+    """Page with results, charts and samples."""
+    staged = File("staged")
+    """The files to publish. `staged.html` next to it shows the model card as on the Hub."""
+    published = File("published.json")
+    """Where the run was published: repository, commit, tag, hashes, and what was verified."""
+    lock = File(".lock")
+    """Lock of the training process. It marks a run folder before `resolved.json` exists."""
+    former = File("former")
+    """The run that this one overwrites, kept until this one is finished: a mount point cannot be renamed."""
+    former_incomplete = File(".former")
+    """`former` while files are moved into it."""
 
     def chart(self, name: str) -> Path:
         """A chart: `loss`, `grad_norm`, `learning_rate` or `throughput`."""
         return self.root / "charts" / f"{name}.png"
-
-    @property
-    def report(self) -> Path:
-        """Page with results, charts and samples."""
-        return self.root / "report.md"
-
-    @property
-    def staged(self) -> Path:
-        """The files to publish. `staged.html` next to it shows the model card as on the Hub."""
-        return self.root / "staged"
-
-    @property
-    def published(self) -> Path:
-        """Where the run was published: repository, commit, tag, hashes, and what was verified."""
-        return self.root / "published.json"
-
-    @property
-    def lock(self) -> Path:
-        """Lock of the training process. It marks a run folder before `resolved.json` exists."""
-        return self.root / ".lock"
-
-    @property
-    def former(self) -> Path:
-        """The run that this one overwrites, kept until this one is finished: a mount point cannot be renamed."""
-        return self.root / "former"
-
-    @property
-    def former_incomplete(self) -> Path:
-        """`former` while files are moved into it."""
-        return self.root / ".former"
 
     def is_own(self, path: Path) -> bool:
         """Whether a file or folder in a run folder is written by this package; all others are the user's."""
@@ -120,25 +83,49 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
+class SweepFolder:
+    """The files of a sweep: a run folder and a log for each recipe and pair of seeds, and the results."""
+
+    root: Path
+
+    lock = File(".lock")
+    """Lock file of a running sweep."""
+    table = File("sweep.md")
+    """The results as Markdown."""
+    results = File("sweep.json")
+    """The results as JSON."""
+    chart = File("sweep.png")
+    """The results as a chart."""
+
+    def run(self, recipe: str, init_seed: int, seed: int) -> RunFolder:
+        """Return a run: `init_seed` is for the initial weights, `seed` for dropout and the order of rows."""
+        return RunFolder(self.root / f"{recipe}-i{init_seed}-t{seed}")
+
+    def log(self, run: RunFolder) -> Path:
+        """Output of the run's processes."""
+        return self.root / f"{run.root.name}.log"
+
+    def runs(self, recipe: str) -> dict[tuple[int, int], RunFolder]:
+        """Return the started runs of a recipe, by their two seeds."""
+        found = {}
+        for path in self.root.glob(f"{recipe}-i*-t*/"):
+            if match := re.fullmatch(r"-i(\d+)-t(\d+)", path.name[len(recipe) :]):
+                found[int(match[1]), int(match[2])] = RunFolder(path)
+        return dict(sorted(found.items()))
+
+
+@dataclass(frozen=True)
 class DataFolder:
     """The files of one prepared data set."""
 
     root: Path
 
-    @property
-    def meta(self) -> Path:
-        """Counts, source and tokenizer. Written last: a folder without it is not a data set."""
-        return self.root / "meta.json"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The tokenizer of the ids, for `AutoTokenizer.from_pretrained`."""
-        return self.root / "tokenizer"
-
-    @property
-    def progress(self) -> Path:
-        """Progress of an unfinished preparation, in the folder `unfinished()`."""
-        return self.root / "progress.json"
+    meta = File("meta.json")
+    """Counts, source and tokenizer. Written last: a folder without it is not a data set."""
+    tokenizer = File("tokenizer")
+    """The tokenizer of the ids, for `AutoTokenizer.from_pretrained`."""
+    progress = File("progress.json")
+    """Progress of an unfinished preparation, in the folder `unfinished()`."""
 
     def tokens(self, split: str, shard: int) -> Path:
         """Flat little-endian token ids, uint16 or uint32 as `meta.json` says."""

@@ -54,9 +54,7 @@ class MetricsLog(TrainerCallback):
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Remove lines after the start step, and the final summary: a resumed run logs them again."""
         if state.is_world_process_zero and self.path.exists():
             rows = [row for row in MetricsRow.load_lines(self.path) if row.step <= state.global_step]
@@ -70,7 +68,7 @@ class MetricsLog(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
         """Write one line."""
         if state.is_world_process_zero and logs:
@@ -181,7 +179,7 @@ class ChartCallback(TrainerCallback):
         self.run = run
         self.drawn = time.perf_counter()
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Draw the charts if they are due. Nothing else depends on them, so timing by the clock is safe."""
         if state.is_world_process_zero and time.perf_counter() - self.drawn >= SECONDS_BETWEEN_CHARTS:
             draw_charts(self.run)
@@ -197,14 +195,12 @@ class EarlyStopping(TrainerCallback):
     def __init__(self, patience: int) -> None:
         self.patience = patience
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop at once if the run was killed after it had stopped."""
         if rising(state.log_history, self.patience):
             control.should_training_stop = True
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Stop training if the loss has not improved."""
         if rising(state.log_history, self.patience):
             control.should_training_stop = True
@@ -235,9 +231,7 @@ class StopOnSignal(TrainerCallback):
         self.caught = 0
         """The signal that ended training, on this rank or another; 0 for none."""
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Install the signal handlers."""
         self.former = {number: signal.signal(number, self.catch) for number in (signal.SIGTERM, signal.SIGINT)}
 
@@ -290,9 +284,7 @@ class ProgressLine(TrainerCallback):
         self.evaluated = False
         self.sample: str | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Start the clock and the bar."""
         self.first_step = state.global_step
         # (seconds spent in steps, step) of the last half minute or more: the speed of a busy machine varies.
@@ -310,21 +302,19 @@ class ProgressLine(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float] | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
         """Store the latest values."""
         self.logged.update(logs or {})
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Print evaluations and samples since the last step; restart the clock."""
         if self.evaluated or self.sample is not None:
             self.print_history(state)
         if self.interrupted:
             self.mark, self.interrupted = time.perf_counter(), False
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Update the line."""
         now = time.perf_counter()
         self.count_step(now, state.global_step)
@@ -337,24 +327,22 @@ class ProgressLine(TrainerCallback):
             self.console.print(self.words(state), soft_wrap=True)
 
     def on_prediction_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Show that an evaluation is running."""
         if not self.interrupted:
             self.interrupted = True
             self.show("evaluating…")
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Defer the permanent line to the start of the next step: samples of this step follow the evaluation."""
         self.interrupted = self.evaluated = True
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Exclude the checkpoint from the duration of the next step."""
         self.interrupted = True
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Print the last line permanently."""
         if state.is_world_process_zero:
             self.close()

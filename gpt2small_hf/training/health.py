@@ -235,7 +235,7 @@ class HealthCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
-        **kwargs: Any,
+        **_: Any,
     ) -> None:
         """Report new symptoms."""
         if not state.is_world_process_zero or not logs:

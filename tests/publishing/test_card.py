@@ -40,9 +40,9 @@ from gpt2small_hf.publishing.source import PushSource, checkpoint_source, find_s
 from gpt2small_hf.publishing.stage import list_files, stage, stage_native
 from gpt2small_hf.publishing.training_facts import training_facts, training_seconds
 from gpt2small_hf.report.page import as_markdown, facts, status, trained_parameters
-from gpt2small_hf.report.sweep import SweepFolder, write_report
+from gpt2small_hf.report.sweep import write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import ChatCounts, ParameterCounts
 from gpt2small_hf.runs.results import MetricsRow

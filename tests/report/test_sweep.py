@@ -9,7 +9,6 @@ from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.report.sweep import (
-    SweepFolder,
     compare,
     draw,
     notes,
@@ -21,7 +20,7 @@ from gpt2small_hf.report.sweep import (
     write_report,
 )
 from gpt2small_hf.runs.files import read_json, write_json, write_jsonl
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.results import SeedNoise
 from tests.benchmarks.sim_sweep import INIT, RATIOS, REST, TRAINING, as_losses, differences, false_verdicts, simulate
 
