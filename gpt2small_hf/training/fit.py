@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
 from gpt2small_hf.runs.layout import RunFolder, number_of
-from gpt2small_hf.training.callbacks import ProgressLine, StopOnSignal
+from gpt2small_hf.training.callbacks import StopOnSignal
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints
+from gpt2small_hf.training.progress import ProgressLine
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 

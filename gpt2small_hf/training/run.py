@@ -43,7 +43,6 @@ from gpt2small_hf.training.callbacks import (
     ChartCallback,
     EarlyStopping,
     MetricsLog,
-    ProgressLine,
     SampleCallback,
     StopOnSignal,
     unsharded_model,
@@ -57,6 +56,7 @@ from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
 from gpt2small_hf.training.processes import check_launch, run_on_rank_0
+from gpt2small_hf.training.progress import ProgressLine
 from gpt2small_hf.training.resume import (
     check_folder,
     find_start_checkpoint,

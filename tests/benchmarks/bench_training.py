@@ -33,8 +33,9 @@ from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
-from gpt2small_hf.training.callbacks import MetricsLog, ProgressLine, StopOnSignal
+from gpt2small_hf.training.callbacks import MetricsLog, StopOnSignal
 from gpt2small_hf.training.health import HealthCallback
+from gpt2small_hf.training.progress import ProgressLine
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
 STEPS_A_TURN = 10

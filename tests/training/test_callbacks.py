@@ -17,7 +17,8 @@ from torch import distributed as dist
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from gpt2small_hf.runs.files import read_jsonl
-from gpt2small_hf.training.callbacks import ProgressLine, StopOnSignal, samples_are_due
+from gpt2small_hf.training.callbacks import StopOnSignal, samples_are_due
+from gpt2small_hf.training.progress import ProgressLine
 
 
 def steps_with_samples(strategy, max_steps, interval, **more):
