@@ -2,6 +2,7 @@
 
 import ast
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,15 @@ import pytest
 from conftest import REPOSITORY
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.report.charts import draw_charts
+from gpt2small_hf.report.page import as_markdown
+from gpt2small_hf.report.sweep import draw, table_rows, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_jsonl
-from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Record
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Part, Record
+from gpt2small_hf.runs.layout import RunFolder, SweepFolder
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, HeldOut
+from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, Sample, SweepResults
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""
@@ -22,6 +27,14 @@ OLD_FILES = {
     "chat/resolved.json": Resolved,
     "text/evaluation/heldout.json": HeldOut,
     "chat/evaluation/heldout.json": HeldOut,
+    "text/evaluation/completions.json": Completions,
+    "sweep.json": SweepResults,
+}
+OLD_LINES = {
+    "text/metrics.jsonl": MetricsRow,
+    "chat/metrics.jsonl": MetricsRow,
+    "text/samples.jsonl": Sample,
+    "chat/evaluation/answers.jsonl": Answer,
 }
 
 
@@ -36,9 +49,39 @@ def test_files_of_version_0_load_and_keep_all_values_when_saved(name: str, kind:
     assert again.to_json() == read_json(tmp_path / "new.json")
 
 
-def test_answers_of_version_0_load_and_a_type_error_names_its_line(tmp_path):
+@pytest.mark.parametrize(("name", "kind"), OLD_LINES.items(), ids=OLD_LINES)
+def test_lines_of_version_0_load_and_keep_all_values(name: str, kind: type[Part]):
+    assert [row.to_json() for row in kind.load_lines(OLD_RUN / name)] == read_jsonl(OLD_RUN / name)
+
+
+@pytest.mark.parametrize("name", ["text", "chat"])
+def test_run_of_version_0_is_reported(name, tmp_path):
+    shutil.copytree(OLD_RUN / name, tmp_path / name)
+    run = Run(RunFolder(tmp_path / name))
+    assert run.heldout is not None
+    assert run.heldout.before is not None
+    assert run.loss_before_nats == run.heldout.before.loss_nats  # from the log
+    page = as_markdown(run, draw_charts(run.folder))
+    assert f"Finished: {run.logged_step:,} steps" in page
+    assert f"| after training | {run.loss_nats:.3f} |" in page
+    assert "charts/loss.png" in page
+
+
+def test_sweep_folder_of_version_0_is_reported(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("# Shows:   what it shows.\n", encoding="utf-8")
+    for name in ("baseline-i1-t1", "baseline-i2-t2", "hot-i1-t1", "hot-i2-t2"):
+        shutil.copytree(OLD_RUN / "text", tmp_path / name)
+    shutil.copy(OLD_RUN / "sweep.json", tmp_path)
+    folder = SweepFolder(tmp_path)
+    old = SweepResults.load(folder.results)
+    assert [row[:2] for row in table_rows(old)[1]] == [["hot", "2"], ["baseline", "4"]]
+    assert draw(old).axes
+    assert "hot" in write_report(folder, dict.fromkeys(("baseline", "hot"), tmp_path / "recipe.yaml"))
+    assert {row.recipe: len(row.runs) for row in SweepResults.load(folder.results).recipes} == {"baseline": 2, "hot": 2}
+
+
+def test_type_error_in_a_line_names_it(tmp_path):
     answers, lines = Answer.load_lines(OLD_RUN / "chat/evaluation/answers.jsonl"), tmp_path / "answers.jsonl"
-    assert [one.to_json() for one in answers] == read_jsonl(OLD_RUN / "chat/evaluation/answers.jsonl")
     write_jsonl(lines, [answers[0].to_json(), {**answers[1].to_json(), "ended": "no"}])
     with pytest.raises(UsageError, match=r"answers\.jsonl, line 2: ended is 'no', expected bool\. "):
         Answer.load_lines(lines)
