@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from gpt2small_hf.data.chat.conversations import Conversation
 from gpt2small_hf.data.chat.encoding import encode
 from gpt2small_hf.data.chat.formats import Message
+from gpt2small_hf.evaluation.completions import stop_tokens, until_stop
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.runs.results import Answer
 
@@ -53,8 +54,7 @@ def answer_all(
     was_training = model.training
     model.eval()
     context = model.config.max_position_embeddings
-    ends = model.generation_config.eos_token_id
-    stops = {ends} if isinstance(ends, int) else set(ends or ())
+    stops = stop_tokens(model)
     asked = [
         (list(chat), encoded.input_ids)
         for chat, encoded in zip(chats, encode(tokenizer, chats, add_generation_prompt=True), strict=True)
@@ -81,13 +81,13 @@ def answer_all(
             limit = min(max_new_tokens, context - longest)
             written = model.generate(**inputs, do_sample=do_sample, max_new_tokens=limit, **sampling)  # pyright: ignore[reportAttributeAccessIssue]
             for number, ids in zip(numbers, written[:, longest:].tolist(), strict=True):
-                end = next((place for place, id in enumerate(ids) if id in stops), None)
-                said = ids if end is None else ids[:end]
+                said = until_stop(ids, stops)
+                ended = len(said) < len(ids)
                 answers[number] = Answer(
                     messages=asked[number][0],
                     answer=str(tokenizer.decode(said, skip_special_tokens=True)),
-                    ended=end is not None,
-                    tokens=len(ids) if end is None else end + 1,
+                    ended=ended,
+                    tokens=len(said) + ended,
                 )
     model.train(was_training)
     return [answers[number] for number in range(len(asked))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import torch
 from torch import Tensor
@@ -97,16 +98,20 @@ def _decode(
         logits_processor=LogitsProcessorList([SampleRows(len(prompts), *sampling)]),
     )
     new = decoded[:, longest:].tolist()
-    ends = model.generation_config.eos_token_id  # pyright: ignore[reportOptionalMemberAccess]
-    stops = [ends] if isinstance(ends, int) else ends or []
+    stops = stop_tokens(model)
     texts = [tokenizer.decode(until_stop(row, stops), skip_special_tokens=True) for row in new]
     return list(zip(map(str, texts[: len(prompts)]), map(str, texts[len(prompts) :]), strict=True))
 
 
-def until_stop(ids: list[int], stops: Sequence[int]) -> list[int]:
+def stop_tokens(model: PreTrainedModel) -> set[int]:
+    """Return the ids that end a generated text."""
+    ends = model.generation_config.eos_token_id  # pyright: ignore[reportOptionalMemberAccess]
+    return {ends} if isinstance(ends, int) else set(ends or ())
+
+
+def until_stop(ids: list[int], stops: set[int]) -> list[int]:
     """Return the ids before the first stop token; the rest is padding."""
-    end = next((place for place, id in enumerate(ids) if id in stops), len(ids))
-    return ids[:end]
+    return list(takewhile(lambda id: id not in stops, ids))
 
 
 class SampleRows(LogitsProcessor):

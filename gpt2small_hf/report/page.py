@@ -6,6 +6,7 @@ Everything is read from the run's files. `charts.py` draws the charts, `tables.p
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,10 +188,7 @@ def problems(run: Run) -> list[str]:
     """Return symptoms and skipped steps, one sentence each."""
     found = [f"step {row.step:,}, {row.symptom}: {row.says}" for row in run.metrics if row.symptom]
     if skips := new_skips(run.train):
-        kinds: dict[str, int] = {}
-        for _, grown in skips:
-            for kind, n in grown.items():
-                kinds[kind] = kinds.get(kind, 0) + n
+        kinds = sum((Counter(grown) for _, grown in skips), Counter[str]())
         counts = ", ".join(f"{n:,} {kind}" for kind, n in kinds.items())
         when = f"logged at step {skips[0][0]:,}" + (f" to {skips[-1][0]:,}" if len(skips) > 1 else "")
         found.append(f"{sum(kinds.values()):,} steps skipped ({counts}), {when}")
@@ -214,13 +212,13 @@ def evaluations(run: Run) -> str | None:
 
 @dataclass(frozen=True)
 class SampleTable:
-    """Samples after one prompt over training, from the first step to the last."""
+    """Samples after one prompt over training, each with its step and the held-out loss at that step."""
 
     prompt: str
     rows: list[list[str]]
 
     def as_text(self) -> str:
-        """Return the table for the console: step, held-out loss at that step, sample."""
+        """Return the table for the console."""
         return console_table(["step", "held-out loss", "sampled"], self.rows, text=(2,))
 
 
@@ -256,12 +254,11 @@ def spaced_steps(steps: Sequence[int], most: int = MAX_SAMPLED_STEPS) -> list[in
 
 def latest_loss(held: Sequence[tuple[int, float]], step: int) -> str:
     """Return the last held-out loss up to a step, with the step it was measured at if that is an earlier one."""
-    before = [(at, loss) for at, loss in held if at <= step]
+    # The loss before training does not describe a trained model.
+    before = [(at, loss) for at, loss in held if at <= step and (at > 0 or step == 0)]
     if not before:
         return number(None, "")
     at, loss = before[-1]
-    if at == 0 < step:  # the loss before training does not describe a trained model
-        return number(None, "")
     return f"{loss:.3f}" if at == step else f"{loss:.3f} at {at:,}"
 
 

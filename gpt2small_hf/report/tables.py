@@ -8,13 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from gpt2small_hf.evaluation.tasks import has_overlap, overlap_note
+from gpt2small_hf.evaluation.tasks import has_overlap
 from gpt2small_hf.runs.results import HeldOut, NewText
 
 CHATS_TO_JUDGE_BY = 10
 """With fewer held-out chats, the model with the lowest loss is mostly chosen by chance."""
 FAR_WORSE = 2.0
 """Multiple of the loss before training. Overfitting raises it by less, divergence by more."""
+
+
+VISIBLE = {number: chr(0x2400 + number) for number in range(32)} | {ord("\n"): "⏎"}
+"""Unicode's pictures of the control characters."""
 
 
 def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
@@ -47,16 +51,8 @@ def one_line(text: str, width: int | None = None) -> str:
 
     A model can generate terminal control sequences. Longer text ends with `…`.
     """
-    line = "".join(_visible(character) for character in text)
+    line = "".join(one if one.isprintable() else VISIBLE.get(ord(one), "·") for one in text)
     return line if width is None or len(line) <= width else line[: width - 1] + "…"
-
-
-def _visible(character: str) -> str:
-    if character == "\n":
-        return "⏎"
-    if ord(character) < 32:
-        return chr(0x2400 + ord(character))  # Unicode's pictures of the control characters
-    return character if character.isprintable() else "·"
 
 
 NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
@@ -67,11 +63,6 @@ def new_text(heldout: HeldOut) -> NewText | None:
     return heldout.new_text if heldout.new_text and has_overlap(heldout.new_text) else None
 
 
-def overlap_line(heldout: HeldOut) -> str | None:
-    """Return the definition of an overlap; None if the results have no such row."""
-    return overlap_note(heldout.new_text) if heldout.new_text else None
-
-
 def kept_line(step: int | None, last_step: int) -> str | None:
     """State that the weights are of an earlier step than the last; None if they are not, or if it is not known."""
     if step is None or step == last_step:
@@ -80,7 +71,7 @@ def kept_line(step: int | None, last_step: int) -> str | None:
 
 
 def worse_line(heldout: HeldOut) -> str | None:
-    """Return a sentence if the held-out loss rose during training; None if it did not, or nothing is held out."""
+    """Return `rise_line` of a finished run; None also if nothing is held out."""
     if heldout.before is None or heldout.after is None:
         return None
     return rise_line(heldout.before.loss_nats, heldout.after.loss_nats, heldout.rows.conversations)
@@ -96,6 +87,5 @@ def rise_line(before: float, after: float, conversations: int | None) -> str | N
         return None
     return (
         f"The held-out loss rose from {before:.3f} before training to {after:.3f}: the model is worse than before. "
-        "Lower --learning_rate, warm up longer, clip gradients (--max_grad_norm 1) or train for "
-        "fewer steps."
+        "Lower --learning_rate, warm up longer, clip gradients (--max_grad_norm 1) or train for fewer steps."
     )

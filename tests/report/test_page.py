@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from gpt2small_hf import GPT2SmallForCausalLM, cli
 from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.evaluation.tasks import results_of, tables
+from gpt2small_hf.evaluation.tasks import notes, results_of, tables
 from gpt2small_hf.report.page import comparison_rows, latest_loss, problems, sample_tables, spaced_steps, status
-from gpt2small_hf.report.tables import console_table, overlap_line
+from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
@@ -48,8 +48,7 @@ def test_page_of_a_run_contains_results_and_charts(run, capsys):
         assert [cell.strip() for cell in line] in cells(page)
     shown = capsys.readouterr().out
     assert all(cell in shown for line in results for cell in line)
-    line = overlap_line(HeldOut.load(run.heldout))
-    assert line is not None
+    (line,) = notes(results_of(HeldOut.load(run.heldout)))
     assert line in shown
     assert line in page
     pictures = re.findall(r'<img src="(.+?)"', rendered(page))

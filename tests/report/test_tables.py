@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from gpt2small_hf.evaluation.tasks import results_of, tables
+from gpt2small_hf.evaluation.tasks import notes, results_of, tables
 from gpt2small_hf.report.tables import (
     console_table,
     escaped,
     markdown_table,
     one_line,
-    overlap_line,
     worse_line,
 )
 from gpt2small_hf.runs.files import read_json
@@ -23,6 +22,11 @@ from gpt2small_hf.runs.results import HeldOut
 
 MEASURES = {"loss": 2.5, "perplexity": 12.18, "bits_per_byte": 1.2}
 OLD = read_json(REPOSITORY / "tests" / "runs" / "old_run" / "text" / "evaluation" / "heldout.json")
+
+
+def overlap_line(heldout):
+    """Return the note below the table, if there is one."""
+    return next(iter(notes(results_of(heldout))), None)
 
 
 def heldout_with(**results):
