@@ -18,18 +18,23 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.checks import module_names
-from gpt2small_hf.publishing.client import MIN_UPLOAD_RATE, SLOW_FACTOR, TRANSIENT, Retries, public_url, time_limit
-from gpt2small_hf.publishing.hub import MAIN, Hub, RepositoryState, is_same
-from gpt2small_hf.publishing.hub_errors import (
+from gpt2small_hf.publishing.client import (
     MALFORMED,
+    MIN_UPLOAD_RATE,
+    SLOW_FACTOR,
+    TRANSIENT,
+    Retries,
     UploadError,
     command_errors,
     error_reason,
     http_status,
     is_commit_error,
     is_unanswered_commit,
+    public_url,
+    time_limit,
     wait_before_retry,
 )
+from gpt2small_hf.publishing.hub import MAIN, Hub, RepositoryState, is_same
 from gpt2small_hf.publishing.license import APACHE
 from gpt2small_hf.publishing.stage import Files, is_license_file, is_loaded, is_model_file, is_pushed_file
 

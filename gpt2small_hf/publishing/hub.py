@@ -21,8 +21,15 @@ from huggingface_hub.utils.sha import git_hash
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import AuthError, token_in_use
-from gpt2small_hf.publishing.client import install_client, public_url
-from gpt2small_hf.publishing.hub_errors import UploadError, VerifyError, command_errors, error_reason, http_status
+from gpt2small_hf.publishing.client import (
+    UploadError,
+    VerifyError,
+    command_errors,
+    error_reason,
+    http_status,
+    install_client,
+    public_url,
+)
 from gpt2small_hf.runs.files import sha256
 
 MAIN = "main"

@@ -1,7 +1,7 @@
 """Publish a model: in one commit that was checked, or not at all.
 
 The steps are modules of this package: arguments → source (which model) → push_plan (what goes where) → push_stage
-(stage, facts, card, privacy, secret_scan, verify) → push_send (repository_checks, commit, verify, tag, visibility).
+(stage, facts, card, privacy, secret_scan, verify) → this module (repository_checks, commit, verify, tag, visibility).
 """
 
 from __future__ import annotations
@@ -9,23 +9,48 @@ from __future__ import annotations
 import os
 from argparse import Namespace
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from gpt2small_hf.errors import UsageError
+from gpt2small_hf.errors import UsageError, print_stderr
 from gpt2small_hf.formatting import counted
+from gpt2small_hf.publishing.adapter import find_base
 from gpt2small_hf.publishing.arguments import known_token
-from gpt2small_hf.publishing.hub import Hub, is_visible
+from gpt2small_hf.publishing.client import VerifyError
+from gpt2small_hf.publishing.commit import commit_folder, find_changes
+from gpt2small_hf.publishing.facts import example_prompts
+from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
 from gpt2small_hf.publishing.lineage_facts import linked_repositories
-from gpt2small_hf.publishing.privacy import chat_questions
-from gpt2small_hf.publishing.published import PublishedCommit, read_published
-from gpt2small_hf.publishing.push_plan import PushPlan, plan_push, print_plans, print_step
-from gpt2small_hf.publishing.push_send import check_repository, finish_push, push_folder
-from gpt2small_hf.publishing.push_stage import check_isolated, stage_for_push
+from gpt2small_hf.publishing.privacy import chat_questions, scrub
+from gpt2small_hf.publishing.published import PublishedCommit, published_json, read_published
+from gpt2small_hf.publishing.push_plan import (
+    NO_LICENSE,
+    PushPlan,
+    commit_message,
+    files_to_send,
+    plan_push,
+    plan_record,
+    print_plans,
+    print_step,
+)
+from gpt2small_hf.publishing.push_stage import check_isolated, describe_check, load_isolated, stage_for_push
+from gpt2small_hf.publishing.repository_checks import (
+    check_card,
+    check_ignored,
+    check_replace,
+    check_same_weights,
+    check_tag,
+    find_other_model,
+)
 from gpt2small_hf.publishing.result_facts import MAX_SAMPLES, held_out_answers, loss_rise
 from gpt2small_hf.publishing.secret_scan import allow_secrets, allowed_secrets, check_flag_value, has_secret
 from gpt2small_hf.publishing.source import PushSource, find_source
+from gpt2small_hf.publishing.verify import CheckError
 from gpt2small_hf.report.tables import one_line
-from gpt2small_hf.runs.files import exclusive_writer
+from gpt2small_hf.resources import example_command
+from gpt2small_hf.runs.files import exclusive_writer, read_json, write_json
+from gpt2small_hf.runs.provenance import made_by
 
 
 def publish(args: Namespace) -> dict[str, Any]:
@@ -128,3 +153,136 @@ def print_chat_questions(questions: list[str], *, published: bool) -> None:
         print_step(
             "left out", f"prompts from the run's chats: {', '.join(shown)} (--publish_chat_questions publishes them)"
         )
+
+
+def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: list[PublishedCommit]) -> RepositoryState:
+    """Read the repository's state and check what a push would change. Raises: UsageError, AuthError, UploadError."""
+    remote = hub.repository_state(
+        plan.repo_id,
+        plan.revision,
+        pull_request_title=commit_message(args, plan) if args.create_pr else None,
+        needs_write_access=not args.create_pr or args.private or args.public,
+    )
+    if remote.pull_request:
+        print_step("adds to", f"{remote.pull_request}, your open pull request of this title")
+    published = [record.files for record in before if record.repo_id == plan.repo_id]
+    remote.other_model = find_other_model(hub, remote, published)
+    replaces = args.replace and remote.other_model is not None
+    if not args.create_pr:
+        check_replace(hub, remote, replace=args.replace)
+    check_tag(hub, remote, plan.tag, plan.folder)
+    replaces_card = args.replace_card or args.create_pr or replaces
+    check_card(hub, remote, plan.folder, plan.publication.license, replace=replaces_card)
+    changes = find_changes(hub, remote, plan.folder, plan.files, files_to_send(args, plan))
+    if remote.exists:
+        check_ignored(hub, remote, plan.folder, changes.sent, create_pr=args.create_pr)
+    target = f"{plan.repo_id}, {'a pull request' if args.create_pr else plan.revision}"
+    if replaces and remote.is_overwritten and not args.create_pr:
+        print_step("replaces", f"{target}: {remote.other_model}; its state stays as {remote.backup_tag}")
+    for line in changes.describe():
+        print_step("changes", f"{target}: {line}")
+    if args.code_only:
+        check_same_weights(hub, remote, plan.folder)
+    return remote
+
+
+def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositoryState) -> PublishedCommit:
+    """Push a staged folder, load it from the Hub and tag it. Returns: its record. Raises: as `Hub`, and VerifyError."""
+    hub.create_missing(remote)
+    if args.private and remote.private is False:  # before anything new is in it
+        hub.set_visibility(plan.repo_id, public=False)
+        print_step("hidden", plan.repo_id)
+    if remote.other_model and remote.is_overwritten and not args.create_pr:
+        if remote.tags.get(remote.backup_tag) != remote.head:
+            hub.create_tag(remote, remote.backup_tag, remote.head)
+        print_step("tagged", f"{remote.backup_tag}, the former state of {plan.repo_id}")
+    print_stderr(f"uploading new files of {plan.size} to {plan.repo_id} …")
+    pushed = commit_folder(
+        hub,
+        remote,
+        plan.folder,
+        plan.files,
+        commit_message(args, plan),
+        names=files_to_send(args, plan),
+        create_pr=args.create_pr,
+    )
+    print_step(
+        "sent", f"{plan.repo_id}, {pushed.pull_request or plan.revision}, commit {pushed.commit[:12]}: {pushed.summary}"
+    )
+    record = PublishedCommit(
+        **plan_record(plan),
+        url=remote.url(),
+        commit=pushed.commit,
+        pull_request=pushed.pull_request,
+        replaced=remote.replaced,
+    )
+    path = plan.source.run_folder.published  # what is there now, whatever comes next
+    write_json(path, published_json([record, *read_published(path)]))
+    record = replace(record, verified=verify_published(hub, args, plan, pushed.commit))
+    if plan.tag:
+        if existing := remote.tags.get(plan.tag):  # of the same model: `check_tag`
+            print_step("tagged", f"{plan.tag} already exists at commit {existing[:12]}")
+        else:
+            hub.create_tag(remote, plan.tag, pushed.commit, commit_message(args, plan))
+            print_step("tagged", plan.tag)
+    return record
+
+
+def verify_published(hub: Hub, args: Namespace, plan: PushPlan, commit: str) -> dict[str, Any]:
+    """Compare a commit's checksums with the staged folder and load it from the Hub. Returns: what was compared.
+
+    Raises: VerifyError.
+    """
+    n_files = hub.verify_checksums(plan.folder, plan.repo_id, commit)
+    if args.no_verify:
+        print_step("verified", f"checksums of {n_files} files")
+        return {"checksums": n_files}
+    print_stderr(f"downloading {plan.repo_id} from the Hub, to load it in an isolated process …")
+    try:
+        with TemporaryDirectory(prefix="downloaded-", ignore_cleanup_errors=True) as cache:
+            folder = hub.download(plan.repo_id, commit, Path(cache))  # the process that loads it has no token
+            if plan.is_adapter:
+                base = find_base(plan.source, plan.publication)
+                hub.download(base.repo, base.commit, Path(cache))
+            # Of an adapter the files: AutoTokenizer cannot tell offline that it has no config.json.
+            where, revision = (folder, None) if plan.is_adapter else (plan.repo_id, commit)
+            found = load_isolated(plan, where, Path(cache), revision)
+    except CheckError as error:
+        raise VerifyError(
+            f"{plan.repo_id} at {commit[:12]} does not load in an isolated process: {error} It was not tagged or made "
+            "public."
+        ) from None
+    print_step("verified", f"checksums of {n_files} files; from the Hub it {describe_check(found, plan)}")
+    return {"checksums": n_files, "logit_difference": found.logit_difference, "with": found.versions}
+
+
+def finish_push(
+    hub: Hub, args: Namespace, plans: list[PushPlan], records: list[PublishedCommit], before: list[PublishedCommit]
+) -> dict[str, Any]:
+    """Make the repositories public, add them to a collection and record what was published. Returns: the record."""
+    repositories = dict.fromkeys(plan.repo_id for plan in plans)
+    for repo_id in repositories:
+        if args.public:
+            hub.set_visibility(repo_id, public=True)
+            print_step("public", repo_id)
+        if args.collection:
+            hub.add_to_collection(args.collection, repo_id)
+            print_step("collected", f"{repo_id} in {args.collection}")
+    first = plans[0]
+    records = [replace(records[0], made_by=scrub(made_by().to_json(), repositories)), *records[1:]]
+    path = first.source.run_folder.published
+    write_json(path, published_json([*records, *before]))
+    pull_request = records[0].pull_request
+    commits = {record.url: record.commit[:12] for record in reversed(records)}
+    where = ", ".join(f"{url} at commit {commit}" for url, commit in reversed(commits.items()))
+    print(f"\n{'proposed to' if pull_request else 'published'} {where}")
+    if args.license is None:
+        print(NO_LICENSE)
+    print(f"wrote {path}")
+    if pull_request:
+        print(f"next: review and merge {pull_request}")
+    elif not first.is_adapter:
+        context = read_json(first.folder / "config.json")["max_position_embeddings"]
+        question = [example_prompts(first.folder, context).prompt] if first.source.run else []
+        print(f"next: {example_command('use_from_hub.py', first.repo_id, *question)}")
+    return published_json(records)

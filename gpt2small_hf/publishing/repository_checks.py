@@ -13,8 +13,8 @@ from huggingface_hub.utils import get_session, hf_raise_for_status
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import ADDRESS
 from gpt2small_hf.publishing.card import is_marked, is_unedited, only_metadata
+from gpt2small_hf.publishing.client import command_errors
 from gpt2small_hf.publishing.hub import MAIN, Hub, RepositoryState, is_same
-from gpt2small_hf.publishing.hub_errors import command_errors
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.stage import Files, is_loaded, is_model_file, is_weights, list_files
 

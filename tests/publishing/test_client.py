@@ -23,9 +23,9 @@ from huggingface_hub.utils import close_session, get_session
 from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
+from gpt2small_hf.publishing.client import UploadError
 from gpt2small_hf.publishing.commit import commit_folder, find_changes
 from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
-from gpt2small_hf.publishing.hub_errors import UploadError
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import private_links
