@@ -25,7 +25,7 @@ WITHDRAWN = {  # pattern → the term to use
     r"\blaid over\b": "merged",
 }
 NOT_PROSE = re.compile(
-    r"CHANGELOG\.md|examples/data/.*|tests/publishing/old_stage/.*|.*\.(png|jsonl|yml)|tests/test_language\.py"
+    r"CHANGELOG\.md|examples/data/.*|tests/publishing/old_stage/.*|.*\.(png|jsonl|yml|bin)|tests/test_language\.py"
 )
 EXCEPTIONS = {"examples/EXPERIMENTS.md": {"passes over"}}
 """File → withdrawn words that are right there ("8.8 passes over the text")."""
@@ -33,12 +33,10 @@ REMAINING: dict[str, int] = {
     ".": 1,
     "gpt2small_hf": 10,
     "gpt2small_hf/config": 6,
-    "gpt2small_hf/publishing": 52,
+    "gpt2small_hf/publishing": 8,
     "tests": 2,
-    "tests/benchmarks": 1,
     "tests/compat": 1,
-    "tests/hub": 7,
-    "tests/publishing": 49,
+    "tests/publishing": 12,
     "tests/training": 3,
 }
 """Folder → how many withdrawn words are left in it. Lower a number when you fix one; never raise it."""

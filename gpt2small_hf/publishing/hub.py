@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from huggingface_hub import Discussion, HfApi, ModelInfo, constants, hf_hub_url
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
@@ -138,11 +138,10 @@ class Hub:
             refs = self.api.list_repo_refs(repo_id)
             branches = {ref.name: ref.target_commit for ref in refs.branches}
             head = branches.get(revision) or branches.get(MAIN) or info.sha
-            is_there, pull = revision in branches, None
-            if pull_request_title:
-                pull = self.open_pull_request(repo_id, pull_request_title)
+            branch_exists = revision in branches
+            pull = self.open_pull_request(repo_id, pull_request_title) if pull_request_title else None
             if pull:
-                revision, is_there = f"refs/pr/{pull.num}", True
+                revision, branch_exists = f"refs/pr/{pull.num}", True
                 head = self.api.repo_info(repo_id, revision=revision).sha
             return RepositoryState(
                 repo_id,
@@ -150,7 +149,7 @@ class Hub:
                 exists=True,
                 private=info.private,
                 head=head,
-                branch_exists=is_there,
+                branch_exists=branch_exists,
                 pull_request=public_url(pull.url) if pull else None,
                 files=self.files(repo_id, head, info),
                 branches=branches,
@@ -158,7 +157,7 @@ class Hub:
             )
 
     def files(self, repo_id: str, commit: str | None, info: ModelInfo | None = None) -> dict[str, RepoFile]:
-        """Files of a commit. Raises: ValueError if there are none, while `info` of the same commit has some."""
+        """List the files of a commit. Raises: ValueError if there are none, but `info` of the same commit has some."""
         tree = self.api.list_repo_tree(repo_id, recursive=True, revision=commit)
         files = {file.path: file for file in tree if isinstance(file, RepoFile)}
         if not files and info is not None and info.sha == commit and info.siblings:
@@ -173,16 +172,19 @@ class Hub:
 
     def check_may_write(self, repo_id: str, *, create_pr: bool = False) -> None:
         """Raise: AuthError if the token may not write a repository, or open a pull request in it."""
-        if create_pr:  # anybody may, with a token that can write
-            if self.role == "read":
-                self._refuse_to_write(repo_id)
-            return
-        try:
-            self.api.auth_check(repo_id, write=True)
-        except HfHubHTTPError as error:
-            if http_status(error) in (401, 403, 404):
-                self._refuse_to_write(repo_id)
-            raise
+        may_write = self.role != "read"  # enough for a pull request
+        if not create_pr:
+            try:
+                self.api.auth_check(repo_id, write=True)
+            except HfHubHTTPError as error:
+                if http_status(error) not in (401, 403, 404):
+                    raise
+                may_write = False
+        if not may_write:
+            raise AuthError(
+                f"the token in use ({self.user}'s) has read access to {repo_id} only. Create one with write access at "
+                f"{public_url(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
+            )
 
     @contextmanager
     def writing(self, what: str, repo_id: str, *, create_pr: bool = False) -> Iterator[None]:
@@ -195,12 +197,6 @@ class Hub:
                     raise
                 self.check_may_write(repo_id, create_pr=create_pr)
                 raise UploadError(f"{what}: the Hub refused it: {error_reason(error)}") from None
-
-    def _refuse_to_write(self, repo_id: str) -> NoReturn:
-        raise AuthError(
-            f"the token in use ({self.user}'s) has read access to {repo_id} only. Create one with write access at "
-            f"{public_url(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
-        )
 
     def json(self, remote: RepositoryState, name: str) -> dict[str, Any]:
         """Return a JSON file's object, empty for anything else."""
@@ -226,10 +222,7 @@ class Hub:
         if not remote.exists:
             with command_errors(f"creating {remote.repo_id}"):
                 self.api.create_repo(remote.repo_id, private=True, exist_ok=True)
-                try:
-                    info = self.api.model_info(remote.repo_id)
-                except RepositoryNotFoundError:
-                    raise UsageError(f"{remote.repo_id} exists and is not a model repository. Use another.") from None
+                info = self.api.model_info(remote.repo_id)
                 remote.head, remote.private = info.sha, info.private
                 remote.files = self.files(remote.repo_id, info.sha, info)
                 remote.exists, remote.branch_exists = True, remote.revision == MAIN
@@ -256,13 +249,10 @@ class Hub:
         return found.checked_count
 
     def download(self, repo_id: str, commit: str, cache: Path) -> Path:
-        """Download what transformers may load of a commit into a new Hub cache. Returns: its folder there."""
+        """Download the files of a commit that transformers may load into a new Hub cache. Returns: its folder there."""
+        names = {"allow_patterns": LOADED, "ignore_patterns": "*/*.safetensors"}
         with command_errors(f"downloading {repo_id} at {commit[:12]}"):
-            return Path(
-                self.api.snapshot_download(
-                    repo_id, revision=commit, cache_dir=cache, allow_patterns=LOADED, ignore_patterns="*/*.safetensors"
-                )
-            )
+            return Path(self.api.snapshot_download(repo_id, revision=commit, cache_dir=cache, **names))
 
     def create_tag(self, remote: RepositoryState, tag: str, commit: str | None, message: str | None = None) -> None:
         """Tag a commit. Raises: UploadError if the tag marks another one."""
@@ -293,9 +283,7 @@ class Hub:
                 self.api.get_collection(slug)
             except HfHubHTTPError as error:
                 if http_status(error) in (400, 404):
-                    raise UsageError(
-                        f"the collection {slug} does not exist. Its slug ends its address: user/title-0123456789"
-                    ) from None
+                    raise UsageError(f"the collection {slug} does not exist. Check its address.") from None
                 raise
 
     def add_to_collection(self, slug: str, repo_id: str) -> None:

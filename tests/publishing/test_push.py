@@ -539,7 +539,7 @@ def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
 def test_missing_collection_is_refused_before_the_push(hub, push, run):
     done = push(*QUICK, "--collection", "you/small-models-0")
     assert done.status == 2
-    assert done.refusal.startswith("the collection you/small-models-0 does not exist. Its slug ends its address")
+    assert done.refusal.startswith("the collection you/small-models-0 does not exist.")
     assert hub.repos == {}
 
 
