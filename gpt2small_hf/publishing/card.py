@@ -1,7 +1,6 @@
-"""The facts of a model → README.md, its model card. The text is in `model_card.j2`, the facts are from `facts.py`.
+"""Render the model card, README.md, from `model_card.j2` and the facts of `facts.py`.
 
-Also checks that a card is finished, marks it with a hash of itself, by which an edited card is recognised, and renders
-it as HTML.
+Also checks that a card is finished, marks it with its hash to recognise edits, and renders it as HTML.
 """
 
 from __future__ import annotations

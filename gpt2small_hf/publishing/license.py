@@ -1,7 +1,4 @@
-"""The license of published weights: its name in the card and its metadata, and the text that is published with it.
-
-The code of the model is under Apache-2.0 whatever the weights are under.
-"""
+"""The license of published weights, and its text. The code of the model is licensed under Apache-2.0."""
 
 from __future__ import annotations
 
@@ -46,26 +43,26 @@ class License:
     """The license of the weights."""
 
     id: str
-    """As the Hub spells it; `other` has a `name`, and a `link` or a `file`."""
+    """As on the Hub; `other` has a `name`, and a `link` or a `file`."""
     name: str | None = None
     link: str | None = None
     file: Path | None = None
-    """The text to publish with it."""
+    """Its text, to be published."""
 
     @property
     def label(self) -> str:
-        """Its name in the card: the SPDX identifier if it has one."""
+        """The name for the card: the SPDX identifier if it has one."""
         return self.name or _spdx(self.id) or self.id
 
     @property
     def page(self) -> str | None:
-        """Where its text is: the given link, else the page of SPDX. None if it has neither."""
+        """The address of its text: the given link, else the page of SPDX, if any."""
         spdx = _spdx(self.id)
         return self.link or (f"https://spdx.org/licenses/{spdx}.html" if spdx else None)
 
     @property
     def metadata_link(self) -> str | None:
-        """`license_link` in the card's metadata, which belongs to `other` alone."""
+        """`license_link` for the card's metadata, which only `other` has."""
         return None if self.id != "other" else self.link or TEXT
 
 
@@ -79,14 +76,9 @@ def _spdx(identifier: str) -> str | None:
 def write_license(
     folder: Path, license: License | None, *, native: bool, holders: Sequence[str] = (), year: str | None = None
 ) -> None:
-    """Write the text of the license of the weights, as far as it is known, and that of the code, if there is any.
+    """Write the license texts of the weights, if it is known, and of the code, unless the folder is `native`.
 
-    Args:
-        folder: the staged folder.
-        license: of the weights.
-        native: the folder has no code.
-        holders: who has the copyright; the text of the MIT license names them.
-        year: of the copyright.
+    The text of the MIT license names the copyright `holders` and the `year`.
     """
     if license is not None and license.file is not None:
         shutil.copyfile(license.file, folder / TEXT)

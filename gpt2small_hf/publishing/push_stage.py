@@ -14,12 +14,8 @@ from gpt2small_hf.publishing.adapter import fill_cache, find_base, stage_adapter
 from gpt2small_hf.publishing.arguments import known_token
 from gpt2small_hf.publishing.license import write_license
 from gpt2small_hf.publishing.lineage_facts import copyright_holders
-from gpt2small_hf.publishing.push_plan import (
-    PushPlan,
-    print_step,
-)
+from gpt2small_hf.publishing.push_plan import PushPlan, print_step
 from gpt2small_hf.publishing.secret_scan import check_secrets
-from gpt2small_hf.publishing.stage import read_record, write_record
 from gpt2small_hf.publishing.verify import Checked, CheckError, check
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.provenance import versions
@@ -27,43 +23,37 @@ from gpt2small_hf.runs.provenance import versions
 
 def stage_for_push(args: Namespace, plan: PushPlan) -> None:
     """Stage a folder, write its card, and check both for unfinished text and secrets. Raises: UsageError."""
-    native, known = plan.publication.native, stage.read_record(plan.folder)
+    source, publication, known = plan.source, plan.publication, stage.read_record(plan.folder)
     with atomic_write(plan.folder) as folder:
-        if native:
-            stage.stage_native(args.output_dir or plan.source.run_folder.staged, folder)
+        options = {
+            "new_code": args.code_only,
+            "allow_modified_code": args.allow_modified_code,
+            "questions": args.publish_chat_questions,
+            "private": publication.private,
+        }
+        if publication.native:
+            stage.stage_native(args.output_dir or source.run_folder.staged, folder)
+        elif plan.is_adapter:
+            stage_adapter(source, folder, find_base(source, publication), **options)
         else:
-            put = (
-                partial(stage_adapter, base=find_base(plan.source, plan.publication))
-                if plan.is_adapter
-                else stage.stage
-            )
-            put(
-                plan.source,
-                folder,
-                new_code=args.code_only,
-                allow_modified_code=args.allow_modified_code,
-                questions=args.publish_chat_questions,
-                private=plan.publication.private,
-            )
-        native |= plan.is_adapter  # neither has code
-        write_license(
-            folder, plan.publication.license, native=native, **copyright_holders(plan.source, plan.publication)
-        )
+            stage.stage(source, folder, **options)
+        has_code = not publication.native and not plan.is_adapter
+        write_license(folder, publication.license, native=not has_code, **copyright_holders(source, publication))
         if plan.revision == "main" or not args.all_checkpoints:
             loaded = card.content_hash(stage.list_files(folder))
-            step = "model" if plan.source.step is None else f"step-{plan.source.step}"
+            step = "model" if source.step is None else f"step-{source.step}"
             plan.tag = None if args.create_pr else plan.tag or f"{step}-{loaded}"
             plan.publication = replace(plan.publication, pin=plan.tag)
-        text = card.render(plan.source, folder, plan.publication)
+        text = card.render(source, folder, plan.publication)
         (folder / "README.md").write_text(text, encoding="utf-8")
         stage.make_readable(folder)
         plan.files = stage.list_files(folder)
         card.check_finished(text, set(plan.files))
-        answers = [plan.source.run_folder.answers] if args.publish_chat_questions else []
-        origin = partial(stage.staged_from, plan.source, license_file=args.license_file)
-        check_secrets(folder, known_token(), [plan.source.run_folder.samples, *answers], origin)
+        quoted = [source.run_folder.samples, *[source.run_folder.answers] * args.publish_chat_questions]
+        origin = partial(stage.staged_from, source, license_file=args.license_file)
+        check_secrets(folder, known_token(), quoted, origin)
         same = {"with": known.get("with"), "checked": known.get("checked")} if known.get("files") == plan.files else {}
-        stage.write_record(plan.folder, plan.files, known, **same)  # before the folder: a kill leaves no unknown files
+        stage.write_record(plan.folder, plan.files, known, **same)  # first: after a kill no staged file is unknown
     page = stage.page_path(plan.folder)
     with atomic_write(page) as temporary:
         temporary.write_text(card.page(text, plan.folder.name), encoding="utf-8")
@@ -77,9 +67,9 @@ def stage_for_push(args: Namespace, plan: PushPlan) -> None:
 def check_isolated(plans: list[PushPlan]) -> None:
     """Load each staged folder in an isolated process, unless the same files were before. Raises: UsageError."""
     for plan in plans:
-        known = read_record(plan.folder)
-        with_what = {name: version for name, version in versions().items() if name in ("torch", "transformers")}
-        if known.get("files") == plan.files and known.get("with") == with_what and known.get("checked"):
+        known = stage.read_record(plan.folder)
+        used = {name: version for name, version in versions().items() if name in ("torch", "transformers")}
+        if known.get("files") == plan.files and known.get("with") == used and known.get("checked"):
             plan.checked = known["checked"]
             print_step("isolated", f"{plan.folder}: these files were loaded in an isolated process before")
             continue
@@ -92,7 +82,7 @@ def check_isolated(plans: list[PushPlan]) -> None:
         except CheckError as error:
             raise UsageError(f"{plan.folder} does not load in an isolated process: {error}") from None
         plan.checked = asdict(found)
-        write_record(plan.folder, plan.files, known, **{"with": with_what, "checked": plan.checked})
+        stage.write_record(plan.folder, plan.files, known, **{"with": used, "checked": plan.checked})
         print_step("isolated", f"{plan.folder} {describe_check(found, plan)}")
 
 

@@ -1,7 +1,6 @@
-"""A model to publish → a folder with exactly the bytes to push, or a refusal.
+"""A model to publish → a folder with exactly the files to push, chosen by an allow-list.
 
-An allow-list decides what goes in: what is not known to belong to a model stays here. `card.py` writes README.md into
-the folder, `verify.py` loads it, `hub.py` sends it.
+`card.py` writes README.md into the folder, `verify.py` loads it, `commit.py` sends it.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ OTHER_MODEL_FILES = (
     *("chat_template.json", "custom_generate/generate.py", "tekken.json", "params.json"),
     *("preprocessor_config.json", "processor_config.json"),
 )
-"""What is loaded of other models, beside weights, settings and tokenizer."""
+"""Files of other models that are loaded, besides weights, settings and tokenizer."""
 LICENSE_NAMES = re.compile(r"(licen[cs]es?|copying|notices?|use_policy)(?![a-z])[^/]*", re.IGNORECASE)
-"""Of another model: under which terms it may be used."""
+"""Terms of use of another model."""
 SHORT_CONTEXT = 512
-"""Below it the pipeline's 256 new tokens, unless the model says otherwise, leave too little for a prompt."""
+"""Below it, the pipeline's default of 256 new tokens leaves too few for a prompt."""
 
 STAGED_BY = "upload/push.py"
 
@@ -78,14 +77,18 @@ def stage(
     questions: bool = False,
     private: frozenset[str] = frozenset(),
 ) -> None:
-    """Put what a stranger needs, and what shows how it came to be, into an empty `folder`. README.md is not made here.
+    """Copy the model and the results of its run into a new `folder`; README.md is written later.
 
-    `new_code` takes the model's code from this checkout, not from beside the weights; `allow_modified_code` accepts
-    code that is neither the package's nor the run's. `questions` keeps the prompts that the run took from its chats.
-    Of the repositories in `private` the last part of the id is published.
+    Args:
+        source: the model.
+        folder: where to stage it.
+        new_code: take the model's code from this package, not from the model's folder.
+        allow_modified_code: accept code that is neither the package's nor the run's.
+        questions: keep the prompts that the run took from its chats.
+        private: repositories of whose id only the last part is published.
 
-    Raises: UsageError for a link out of the run, pickled files, files that are missing, code that was changed or needs
-        other packages, weights that are not finite or not those that were measured, and a tokenizer of another model.
+    Raises: UsageError for links out of the run, pickled or missing files, code that was modified or needs other
+        packages, weights that are not finite or not those that were measured, and a tokenizer of another model.
     """
     folder.mkdir(parents=True)
     check_links(source)
@@ -99,15 +102,11 @@ def stage(
             shutil.copyfile(source.model / name, folder / name)
     for path in code_files(CODE if new_code else source.model, settings):
         shutil.copyfile(path, folder / path.name)
-    settings.pop("_name_or_path", None)  # where it was loaded from here: nobody else's business
-    settings["use_cache"] = True  # a checkpoint says false: it is saved while the Trainer has turned it off
+    settings.pop("_name_or_path", None)  # a local path
+    settings["use_cache"] = True  # the Trainer turns it off in checkpoints
     write_json(folder / "config.json", settings)
     write_json(folder / "generation_config.json", generation(source.model, settings))
-    if source.run is not None:
-        _results(
-            source, folder, [] if questions else chat_questions(source.run), public_ids(source.run.resolved, private)
-        )
-
+    _stage_results(source, folder, [] if questions else chat_questions(source.run), private)
     check_nothing_empty(source, folder)
     check_code(folder)
     if not allow_modified_code:
@@ -118,7 +117,10 @@ def stage(
     check_finite(folder)
 
 
-def _results(source: PushSource, folder: Path, questions: list[str], public: set[str]) -> None:
+def _stage_results(source: PushSource, folder: Path, questions: list[str], private: frozenset[str]) -> None:
+    if source.run is None:
+        return
+    public = public_ids(source.run.resolved, private)
     for name in RESULTS[:1] if source.is_checkpoint else RESULTS:
         path = source.root / name
         if path.is_file():
@@ -131,7 +133,7 @@ def _results(source: PushSource, folder: Path, questions: list[str], public: set
 
 
 def staged_from(source: PushSource, name: str, *, license_file: Path | None = None) -> Path | str:
-    """Return the file that a staged file was made from; for the card, what it is written from."""
+    """Return the file that a staged file was made from; for the card, a description."""
     if name == "README.md":
         return "README.md rendered from model_card.j2 and the flags"
     if name == TEXT and license_file is not None:
@@ -141,74 +143,70 @@ def staged_from(source: PushSource, name: str, *, license_file: Path | None = No
 
 
 def list_files(folder: Path) -> Files:
-    """Size and SHA-256 of every file in a staged folder, sorted by name."""
+    """Return size and SHA-256 of every file in a staged folder, sorted by name."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     return {p.relative_to(folder).as_posix(): {"size": p.stat().st_size, "sha256": sha256(p)} for p in paths}
 
 
 def is_loaded(name: str) -> bool:
-    """Whether a file of the repository decides what a stranger computes: weights, settings, code, tokenizer."""
+    """Whether a file of the repository affects what the model computes: weights, settings, code, tokenizer."""
     return name in (*SETTINGS, *TOKENIZER, INDEX, ADAPTER_CONFIG) or (
         "/" not in name and name.endswith((".safetensors", ".py"))
     )
 
 
 def record_path(folder: Path) -> Path:
-    """What is known of a staged folder: its files, and what a stranger made of them."""
+    """Return the path of the record of a staged folder: its files, and the result of the isolated check."""
     return folder.with_name(f"{folder.name}.json")
 
 
 def page_path(folder: Path) -> Path:
-    """Its card as a page."""
+    """Return the path of the card as HTML."""
     return folder.with_name(f"{folder.name}.html")
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """That record, empty if there is none. Raises: UsageError for another file of this name."""
+    """Read the record of a staged folder, empty if there is none. Raises: UsageError for another file of this name."""
     path = record_path(folder)
     try:
         found = read_json(path) if path.is_file() else {}
     except UsageError:
         found = None
     if not isinstance(found, dict) or (found and found.get("staged_by") != STAGED_BY):
-        raise UsageError(f"{path} is there and is not ours. Move it away, or name another --output_dir.")
+        raise UsageError(f"{path} was not written by this command. Move it, or name another --output_dir.")
     return found
 
 
 def check_stage_folder(folder: Path) -> None:
-    """Raise: UsageError if a folder to stage in, or a file beside it, holds what no earlier push put there."""
+    """Raise: UsageError if staging would overwrite files that an earlier push did not write."""
     known = read_record(folder)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise UsageError(f"{folder} is there and is no folder of ours. Name another --output_dir.")
-    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-    names |= {
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_dir() and not any(path.iterdir())
-    }
+        raise UsageError(f"{folder} is a file or link. Name another --output_dir.")
+    paths = [path for path in folder.rglob("*") if not path.is_dir() or not any(path.iterdir())]
+    names = {path.relative_to(folder).as_posix() for path in paths}
     names = {name for name in names if name != ".lock" and not is_leftover(folder / name.split("/")[0], of=folder)}
     if not known and (names or page_path(folder).exists()):
-        there = folder if names else page_path(folder)
-        raise UsageError(f"{there} is there and was not staged by this command. Name another --output_dir.")
-    if strange := sorted(names - set(known.get("names", []))):
-        raise UsageError(
-            f"{folder / strange[0]} was not staged by this command, and staging would remove it. Move it away."
-        )
+        existing = folder if names else page_path(folder)
+        raise UsageError(f"{existing} was not staged by this command. Name another --output_dir.")
+    if unknown := sorted(names - set(known.get("names", []))):
+        raise UsageError(f"{folder / unknown[0]} was not staged by this command, which would remove it. Move it.")
     card = folder / "README.md"
     if card.is_file() and known["files"].get("README.md", {}).get("sha256") not in (None, sha256(card)):
-        raise UsageError(
-            f"{card} was edited, and staging would write over it. Its words belong into model_card.j2; then delete it."
-        )
+        raise UsageError(f"{card} was edited and would be overwritten. Edit model_card.j2 instead, then delete it.")
 
 
 def write_record(folder: Path, files: Files, known: dict[str, Any], **checked: Any) -> None:
-    """Write the record of a folder that is about to get, or has, these files."""
+    """Write the record of a staged folder with these files."""
     names = sorted({*files, *known.get("names", [])})
     write_json(record_path(folder), {"staged_by": STAGED_BY, "names": names, "files": files, **checked})
 
 
 def is_pushed_file(name: str, code: set[str]) -> bool:
-    """Whether a file on the Hub is one that a push writes, so that it goes when it is no longer staged.
+    """Whether a push writes files of this name and removes those no longer staged.
 
-    `code` are the modules that the repository's own config.json names.
+    Args:
+        name: of a file on the Hub.
+        code: modules that the repository's config.json names.
     """
     weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
     charts = [f"charts/{chart}.png" for chart in CHARTS]
@@ -222,38 +220,38 @@ def is_weights(name: str) -> bool:
 
 
 def is_model_file(name: str) -> bool:
-    """Whether a file on the Hub is part of a model, whoever made it: loaded with the new weights, it would be wrong."""
+    """Whether a file on the Hub is part of any model: it must not be loaded with other weights."""
     if re.fullmatch(r"tokenizer\.model\.v\w+", name):
         return True
     return is_weights(name) or name in (*SETTINGS, *TOKENIZER, *OTHER_MODEL_FILES) or name.endswith(WEIGHT_INDEXES)
 
 
 def is_license_file(name: str) -> bool:
-    """Whether a file on the Hub states the terms of a model: its license, a notice, a policy."""
+    """Whether a file on the Hub states the terms of a model: license, notice, policy."""
     return LICENSE_NAMES.fullmatch(name) is not None
 
 
 def remove_local_paths(path: Path) -> None:
-    """Take out of a tokenizer's settings from where it, or a file of it, was loaded."""
+    """Remove local paths from a tokenizer's settings."""
     try:
-        told = read_json(path)
-    except UsageError:  # there is none, or `check_tokenizer` says what is wrong with it
+        settings = read_json(path)
+    except UsageError:  # reported by `check_tokenizer`
         return
-    if isinstance(told, dict):
-        kept = {name: value for name, value in told.items() if not name.endswith(("name_or_path", "_file"))}
-        if kept != told:
+    if isinstance(settings, dict):
+        kept = {name: value for name, value in settings.items() if not name.endswith(("name_or_path", "_file"))}
+        if kept != settings:
             write_json(path, kept)
 
 
 def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Generation settings with which a pipeline stays within the context."""
+    """Return generation settings with which a pipeline stays within the context."""
     path = model / "generation_config.json"
-    told = read_json(path) if path.is_file() else {}
-    told.pop("_name_or_path", None)
+    found = read_json(path) if path.is_file() else {}
+    found.pop("_name_or_path", None)
     context = settings.get("max_position_embeddings", settings.get("n_positions", SHORT_CONTEXT))
-    if context < SHORT_CONTEXT and told.get("max_new_tokens") is None and told.get("max_length") is None:
-        told["max_length"] = context
-    return told
+    if context < SHORT_CONTEXT and found.get("max_new_tokens") is None and found.get("max_length") is None:
+        found["max_length"] = context
+    return found
 
 
 def make_readable(folder: Path) -> None:
@@ -264,10 +262,7 @@ def make_readable(folder: Path) -> None:
 
 
 def stage_native(ours: Path, folder: Path) -> None:
-    """The same weights as transformers' own GPT-2, which needs no code: from a staged folder of ours, with its results.
-
-    Raises: UsageError as `convert`.
-    """
+    """Stage the model of a staged folder as transformers' own GPT-2, which needs no code. Raises: as `convert`."""
     with redirect_stdout(io.StringIO()):
         convert(str(ours), folder, "gpt2")
     for name in ("resolved.json", "evaluation", "charts"):

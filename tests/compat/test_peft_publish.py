@@ -54,7 +54,7 @@ def run(made, tmp_path) -> RunFolder:
 def test_adapter_is_published_with_a_link_to_its_base_and_loads(hub, push, run):
     done = push("runs/talk/adapter", "you/talk-adapter")
     assert done.status == 2
-    assert done.refusal.startswith("an adapter needs its base, and base is not public on the Hub as it was trained on.")
+    assert done.refusal.startswith("the adapter's base base is not public on the Hub. Publish it (")
     assert push("base", "you/base", "--public", "--license", "apache-2.0").status == 0
     done = push("runs/talk/adapter", "you/talk-adapter", "--license", "apache-2.0", "--public")
     assert done.status == 0, done.err
@@ -97,14 +97,14 @@ def test_adapter_is_refused_without_its_public_base_or_what_carries_it(run, monk
     files = {"model.safetensors": {"size": 1, "sha256": sha256(Path("base/model.safetensors"))}}
     write_json(Path("base/published.json"), {**told, "files": files})
     assert find_base(source, publication).repo == "you/base"
-    with pytest.raises(UsageError, match=r"^an adapter needs its base, and base is not public"):
+    with pytest.raises(UsageError, match=r"^the adapter's base base is not public"):
         find_base(source, Publication("you/talk-adapter", private=frozenset({"you/base"})))
     Path("base/model.safetensors").write_bytes(b"another")
     with pytest.raises(UsageError, match="is not the base that the adapter was trained on"):
         find_base(source, publication)
     settings = run.adapter / "adapter_config.json"
     write_json(settings, {**read_json(settings), "trainable_token_indices": {"embed_positions": [128]}})
-    with pytest.raises(UsageError, match=r"has positions that its base does not have \(--max_position_embeddings\)"):
+    with pytest.raises(UsageError, match=r"adds positions \(--max_position_embeddings\), which peft cannot"):
         check_adapter(source)
     (run.adapter / "adapter_model.safetensors").unlink()
     with pytest.raises(UsageError, match=r"has no adapter_model\.safetensors"):

@@ -361,7 +361,7 @@ def test_token_in_any_staged_file_is_found_and_not_printed(plant, where, tiny_ru
         publish(parse_arguments(["runs/short", REPO, "--dry_run", "--allow_modified_code"]))
     said = str(refusal.value)
     assert said.startswith(f"found what looks like a Hugging Face token in runs/short/{where} (")
-    assert "revoke it where it was made" in said
+    assert "Remove it there, revoke it, and push again." in said
     assert SECRET not in said
     assert not Path("runs/short/staged").exists()
 
@@ -733,7 +733,7 @@ def test_reference_model_is_converted_and_published(hub, push, tiny_tokenizer, t
     tiny_tokenizer.save_pretrained(tmp_path / "words")
     done = push("theirs", REPO, "--no_verify")
     assert done.status == 2
-    assert done.refusal == "no tokenizer lies beside theirs. Name the one it was trained with: --tokenizer FOLDER_OR_ID"
+    assert done.refusal == "theirs has no tokenizer. Name the one it was trained with: --tokenizer FOLDER_OR_ID"
     assert hub.requests == []
     done = push("theirs", REPO, "--no_verify", "--tokenizer", "words")
     assert done.status == 0, done.err
@@ -795,7 +795,7 @@ def test_edited_staged_card_is_not_overwritten(push, run):
     add_line(run.staged / "README.md", "my words")
     done = push(*QUICK, "--dry_run")
     assert done.status == 2
-    assert "README.md was edited, and staging would write over it. Its words belong into model_card.j2" in done.refusal
+    assert "README.md was edited and would be overwritten. Edit model_card.j2 instead" in done.refusal
 
 
 def test_staged_weights_are_a_copy(run):

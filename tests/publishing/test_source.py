@@ -104,7 +104,7 @@ def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
 def test_an_unfinished_run_without_a_checkpoint_is_refused(run):
     run.heldout.unlink()
     shutil.rmtree(run.checkpoints)
-    with pytest.raises(UsageError, match=r"runs/short is not finished and has no checkpoint\. Train on"):
+    with pytest.raises(UsageError, match=r"runs/short is not finished and has no checkpoint\. Resume it"):
         find_source(run.root)
 
 
@@ -112,7 +112,7 @@ def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(r
     for path in run.checkpoints.glob("*"):
         (path / "model.safetensors").rename(path / "adapter_model.safetensors")
         write_manifest(path, scheduled=True)
-    said = r"checkpoint-20 holds adapters, which are no model without their base\. Publish the run when it is finished"
+    said = r"checkpoint-20 has only adapters\. Publish the finished run, whose model has them merged\."
     with pytest.raises(UsageError, match=said):
         find_source(run.checkpoints / "checkpoint-20")
     assert find_source(run.root).step == 20  # the finished run's model has them merged
@@ -123,7 +123,7 @@ def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(r
 
 def test_a_checkpoint_that_was_not_written_to_its_end_is_refused(run):
     (run.checkpoints / "checkpoint-10" / "trainer_state.json").unlink()
-    with pytest.raises(UsageError, match=r"checkpoint-10 is not a whole checkpoint: it has no trainer_state\.json"):
+    with pytest.raises(UsageError, match=r"checkpoint-10 is not a complete checkpoint: it has no trainer_state\.json"):
         find_source(run.checkpoints / "checkpoint-10")
 
 
@@ -158,13 +158,15 @@ def test_a_run_that_keeps_its_best_step_is_of_the_step_whose_weights_it_kept(sav
 
 @pytest.mark.parametrize("which", ["runs/short", "runs/short/model", "runs/short/checkpoints/checkpoint-10"])
 def test_another_tokenizer_than_its_own_cannot_be_named_for_a_run(which, run):
-    with pytest.raises(UsageError, match=r"runs/short is a run and has its own tokenizer: leave --tokenizer out\."):
+    with pytest.raises(UsageError, match=r"runs/short is a run and has its own tokenizer\. Omit --tokenizer\."):
         find_source(Path(which), "words")
 
 
 def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
     shutil.rmtree(run.model)
-    with pytest.raises(UsageError, match=r"runs/short/model does not exist: .* Publish a checkpoint of it\."):
+    with pytest.raises(
+        UsageError, match=r"runs/short/model does not exist\. Restore it, or publish a checkpoint of the run\."
+    ):
         find_source(run.root)
     assert find_source(run.checkpoints / "checkpoint-20").step == 20
 
@@ -175,8 +177,12 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
         ("resolved.json", "{}", ": run is missing, expected object."),
         ("resolved.json", "[]", " is [], expected an object."),
         ("evaluation/heldout.json", '{"after": {}}', ": after.loss is missing, expected float."),
-        ("metrics.jsonl", "", " is missing or empty, so nothing is known of the training"),
-        ("metrics.jsonl", '{"step": 0, "eval_loss": 5.7}\n', " has no line of training, so nothing is known of it"),
+        ("metrics.jsonl", "", " is missing or empty. Restore it"),
+        (
+            "metrics.jsonl",
+            '{"step": 0, "eval_loss": 5.7}\n',
+            " has no training loss. Restore it, or train for at least 5 steps.",
+        ),
     ],
 )
 def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):
@@ -286,7 +292,7 @@ def test_a_reference_model_without_settings_is_converted_with_none(reference):
 
 
 def test_weights_without_a_tokenizer_are_refused_with_the_flag_that_names_one(reference):
-    with pytest.raises(UsageError, match=r"no tokenizer lies beside theirs\. .* --tokenizer FOLDER_OR_ID"):
+    with pytest.raises(UsageError, match=r"theirs has no tokenizer\. .* --tokenizer FOLDER_OR_ID"):
         find_source(reference)
     assert not list(Path("runs").glob("*/*"))
 
@@ -300,7 +306,7 @@ def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("[1]", "holds no settings. Take it away"), ("{", "is not valid JSON")],
+    [("[1]", "is not a JSON object with settings. Correct or remove it."), ("{", "is not valid JSON")],
 )
 def test_settings_that_are_none_are_refused_before_anything_is_converted(content, said, reference):
     (reference / "train.json").write_text(content)
