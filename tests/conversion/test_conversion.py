@@ -222,7 +222,7 @@ def assert_same_bits(found, expected):
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("qkv_bias", [False, True])
-def test_the_reference_series_computes_the_same_in_either_form(tmp_path, qkv_bias, tied, published, to):
+def test_reference_series_computes_the_same_in_either_form(tmp_path, qkv_bias, tied, published, to):
     expected = write_reference(tmp_path, qkv_bias=qkv_bias, tied=tied, published=published)
     source = read(tmp_path)
     assert source.what.startswith("reference series")
@@ -235,7 +235,7 @@ def test_the_reference_series_computes_the_same_in_either_form(tmp_path, qkv_bia
 @pytest.mark.parametrize("to", ["gpt2small", "gpt2"])
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_nanogpt_checkpoint_computes_the_same_in_either_form(tmp_path, bias, prefix, to):
+def test_nanogpt_checkpoint_computes_the_same_in_either_form(tmp_path, bias, prefix, to):
     expected = write_nanogpt(tmp_path / "ckpt.pt", bias=bias, prefix=prefix)
     for path in (tmp_path, tmp_path / "ckpt.pt"):
         source = read(path)
@@ -299,7 +299,7 @@ def test_shards_are_read_as_one(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["tok_emb.weight", "out_head.weight", "both"])
-def test_a_tied_weight_is_found_under_either_name(tmp_path, kept):
+def test_tied_weight_is_found_under_either_name(tmp_path, kept):
     expected = write_reference(tmp_path, tied=True)
     weights = load_file(tmp_path / "model.safetensors")
     embedding = weights.pop("tok_emb.weight")
@@ -308,7 +308,7 @@ def test_a_tied_weight_is_found_under_either_name(tmp_path, kept):
     assert_equal_logits(read(tmp_path).build("gpt2small"), expected)
 
 
-def test_a_published_folder_of_a_foreign_type_runs_none_of_its_code(tmp_path):
+def test_published_folder_of_a_foreign_type_runs_none_of_its_code(tmp_path):
     write_reference(tmp_path, published=True)
     settings = json.loads((tmp_path / "config.json").read_text())
     settings["auto_map"] = {"AutoConfig": "trap.Config", "AutoModelForCausalLM": "trap.Model"}
@@ -351,7 +351,7 @@ def test_every_layout_comes_back_bit_for_bit_in_its_dtype(layout, sizes, tied, q
     [{}, {"tie_word_embeddings": True}, {"attention_bias": True}, {"hidden_act": "gelu"}, {"hidden_act": "silu"}],
     ids=str,
 )
-def test_ours_goes_to_native_gpt2_and_back_without_a_trace(tmp_path, variant, dtype):
+def test_conversion_to_native_gpt2_and_back_is_exact(tmp_path, variant, dtype):
     ours = tiny_ours(**variant).to(dtype)
     ours.generation_config.update(do_sample=True, temperature=0.7)
     ours.save_pretrained(tmp_path / "ours")
@@ -370,7 +370,7 @@ def test_ours_goes_to_native_gpt2_and_back_without_a_trace(tmp_path, variant, dt
         assert len({path.stat().st_mode for path in (tmp_path / folder).iterdir()}) == 1
 
 
-def test_a_native_folder_trained_further_keeps_the_biases_it_learned(tmp_path):
+def test_native_folder_trained_further_keeps_the_biases_it_learned(tmp_path):
     ours = tiny_ours()
     native = as_gpt2(ours.config, ours.state_dict())
     with torch.no_grad():
@@ -392,7 +392,7 @@ def test_mixed_precision_is_widened_without_loss(tmp_path):
     assert_same_bits(source.weights, {name: weight.float() for name, weight in weights.items()})
 
 
-def test_a_model_of_ours_is_rebuilt_from_its_state_dict_alone(tiny_model):
+def test_model_of_ours_is_rebuilt_from_its_state_dict_alone(tiny_model):
     assert_equal_logits(with_weights(GPT2SmallForCausalLM, tiny_model.config, tiny_model.state_dict()), tiny_model)
 
 
@@ -416,7 +416,7 @@ def test_missing_unexpected_and_misshapen_weights_are_all_named(tmp_path):
         assert words in str(error.value)
 
 
-def test_a_tied_head_that_differs_is_an_error_and_not_dropped(tmp_path):
+def test_tied_head_that_differs_is_an_error_and_not_dropped(tmp_path):
     write_reference(tmp_path, tie_weights=True)
     with pytest.raises(ValueError, match=r"head is tied, but out_head\.weight differs from tok_emb\.weight"):
         read(tmp_path)
@@ -431,7 +431,7 @@ def test_a_tied_head_that_differs_is_an_error_and_not_dropped(tmp_path):
     ],
     ids=str,
 )
-def test_a_gpt2_variant_that_ours_cannot_follow_is_refused(tmp_path, variant, words):
+def test_gpt2_variant_that_ours_cannot_follow_is_refused(tmp_path, variant, words):
     tiny_gpt2(**variant).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match=re.escape(words)):
         read(tmp_path)
@@ -515,7 +515,7 @@ def a_broken_source(tmp_path, kind):
         *("pickled code", "bare pickle", "garbage", "another checkpoint"),
     ],
 )
-def test_a_bad_source_is_one_line_and_leaves_nothing_behind(tmp_path, kind):
+def test_bad_source_is_one_line_and_leaves_nothing_behind(tmp_path, kind):
     src, words = a_broken_source(tmp_path, kind)
     with pytest.raises(UsageError) as error:
         convert(str(src), tmp_path / "new" / "out", "gpt2small")
@@ -524,14 +524,14 @@ def test_a_bad_source_is_one_line_and_leaves_nothing_behind(tmp_path, kind):
     assert not (tmp_path / "new").exists() or not any((tmp_path / "new").iterdir())
 
 
-def test_a_name_that_is_neither_here_nor_on_the_hub_is_refused(tmp_path):
+def test_unknown_name_is_refused(tmp_path):
     with pytest.raises(
         UsageError, match="no-such/model cannot be converted: it is not a local file or folder, and the Hub"
     ):
         convert("no-such/model", tmp_path / "out", "gpt2small")
 
 
-def test_the_destination_is_replaced_only_when_asked_and_only_if_it_is_a_model(tmp_path):
+def test_destination_is_replaced_only_when_asked_and_only_if_it_is_a_model(tmp_path):
     write_reference(tmp_path / "src")
     src, out = str(tmp_path / "src"), tmp_path / "out"
     convert(src, out, "gpt2")
@@ -558,7 +558,7 @@ def test_any_empty_folder_is_converted_into_and_replaced(fixed_folder, tmp_path)
     assert fixed_folder.is_symlink() if is_link else fixed_folder.stat().st_ino == inode
 
 
-def test_a_second_conversion_into_one_folder_is_refused(tmp_path):
+def test_second_conversion_into_one_folder_is_refused(tmp_path):
     write_reference(tmp_path / "src")
     convert(str(tmp_path / "src"), tmp_path / "out", "gpt2")
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
@@ -567,13 +567,13 @@ def test_a_second_conversion_into_one_folder_is_refused(tmp_path):
     assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_destination_that_cannot_be_written_is_the_users_to_fix(tmp_path):
+def test_destination_that_cannot_be_written_is_the_users_to_fix(tmp_path):
     write_reference(tmp_path / "src")
     with pytest.raises(UsageError, match=r"model\.json.out cannot be written"):
         convert(str(tmp_path / "src"), tmp_path / "src" / "model.json" / "out", "gpt2")
 
 
-def test_a_failure_leaves_the_old_folder_as_it_was(tmp_path):
+def test_failure_leaves_the_old_folder_as_it_was(tmp_path):
     write_reference(tmp_path / "good")
     convert(str(tmp_path / "good"), tmp_path / "out", "gpt2")
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
@@ -586,7 +586,7 @@ def test_a_failure_leaves_the_old_folder_as_it_was(tmp_path):
 # ---- tokenizers -------------------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_in_the_source_folder_is_copied_and_sets_special_tokens(tmp_path, tiny_tokenizer):
+def test_tokenizer_in_the_source_folder_is_copied_and_sets_special_tokens(tmp_path, tiny_tokenizer):
     write_nanogpt(tmp_path / "ckpt.pt", vocab=320)
     tiny_tokenizer.save_pretrained(tmp_path)
     convert(str(tmp_path), tmp_path / "out", "gpt2")
@@ -599,7 +599,7 @@ def test_a_tokenizer_in_the_source_folder_is_copied_and_sets_special_tokens(tmp_
     assert text.startswith("Every")
 
 
-def test_a_tokenizer_larger_than_the_model_or_unknown_is_refused(tmp_path, tiny_tokenizer):
+def test_tokenizer_larger_than_the_model_or_unknown_is_refused(tmp_path, tiny_tokenizer):
     write_reference(tmp_path / "src")
     tiny_tokenizer.save_pretrained(tmp_path / "words")
     with pytest.raises(UsageError, match="has 300 entries, the model's vocabulary 101"):
@@ -637,7 +637,7 @@ print(write.model(torch.arange(10)[None]).logits.tolist())
     assert not list((tmp_path / "native").glob("*.py"))
 
 
-def test_the_command_says_what_it_read_checked_and_wrote_and_what_comes_next(tiny_run, tmp_path):
+def test_command_says_what_it_read_checked_and_wrote_and_what_comes_next(tiny_run, tmp_path):
     done = command(tiny_run.root, tmp_path / "out", "--to", "gpt2small")
     assert (done.returncode, done.stderr) == (0, "")
     source, checked, wrote, following = done.stdout.splitlines()
@@ -647,7 +647,7 @@ def test_the_command_says_what_it_read_checked_and_wrote_and_what_comes_next(tin
     assert following == f"next: python examples/use_from_hub.py {tmp_path / 'out'}"
 
 
-def test_a_checkpoint_is_a_source_and_a_run_without_a_model_says_so(tiny_run, tmp_path):
+def test_checkpoint_is_a_source_and_a_run_without_a_model_says_so(tiny_run, tmp_path):
     checkpoint = max(tiny_run.checkpoints.iterdir())
     convert(str(checkpoint), tmp_path / "out", "gpt2small")
     assert sorted(file.name for file in (tmp_path / "out").glob("*.py")) == [
@@ -682,7 +682,7 @@ def test_config_flag_is_refused_for_a_ckpt_pt(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_hub_id_is_found_in_the_cache(tmp_path):
+def test_hub_id_is_found_in_the_cache(tmp_path):
     theirs = tiny_gpt2()
     repo = tmp_path / "hub" / "models--someone--tiny"
     theirs.save_pretrained(repo / "snapshots" / "0123abc")
@@ -709,19 +709,19 @@ def test_a_hub_id_is_found_in_the_cache(tmp_path):
     ],
     ids=str,
 )
-def test_a_mistyped_command_is_one_line(words, line):
+def test_mistyped_command_is_one_line(words, line):
     with pytest.raises(UsageError, match=re.escape(line)):
         main(words)
 
 
-def test_a_users_mistake_ends_the_command_with_status_two(tmp_path):
+def test_usage_error_exits_with_status_2(tmp_path):
     done = command(tmp_path / "nothing.pt", tmp_path / "out", "--to", "gpt2")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"error: {tmp_path / 'nothing.pt'} does not exist. Check the name.\n"
 
 
 @pytest.mark.slow
-def test_a_killed_conversion_leaves_no_folder_of_the_name(tmp_path):
+def test_killed_conversion_leaves_no_folder_of_the_name(tmp_path):
     model = GPT2LMHeadModel(GPT2Config(n_layer=6, n_embd=384, n_head=6))
     model.save_pretrained(tmp_path / "src")
     process = subprocess.Popen(

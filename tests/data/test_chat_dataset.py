@@ -118,7 +118,7 @@ def test_each_kept_conversation_is_whole_in_one_row_that_is_not_too_long(
 
 
 @pytest.mark.parametrize("packing", CHAT_PACKINGS)
-def test_a_batch_is_filled_up_behind_what_counts(tiny_tokenizer: PreTrainedTokenizerFast, packing: str):
+def test_batch_is_padded_at_the_end_of_rows(tiny_tokenizer: PreTrainedTokenizerFast, packing: str):
     tokenizer = with_template(tiny_tokenizer, "chatml")
     chats = [conversation("Every", " effort" * n) for n in (1, 9, 4)]
     dataset = ChatDataset(placed(chats), tokenizer, seq_len=40, packing=packing)
@@ -236,7 +236,7 @@ def tokens(tokenizer: PreTrainedTokenizerFast, chat: list[Message]) -> int:
 
 @settings(max_examples=80)
 @given(chats=CHATS, limit=st.integers(4, 250), overlong=st.sampled_from(OVERLONG), loss_on=st.sampled_from(LOSS_ON))
-def test_a_longer_conversation_keeps_the_longest_end_that_fits(
+def test_longer_conversation_keeps_the_longest_end_that_fits(
     tokenizer: PreTrainedTokenizerFast, chats: list[list[Message]], limit: int, overlong: str, loss_on: str
 ):
     """Tried out for each: the system's turn, and the rest from any question on."""
@@ -274,7 +274,7 @@ def test_a_longer_conversation_keeps_the_longest_end_that_fits(
     assert dataset.counts.kept == len(kept)
 
 
-def test_what_became_of_the_conversations_is_said(tiny_tokenizer: PreTrainedTokenizerFast):
+def test_counts_of_conversations_have_a_summary(tiny_tokenizer: PreTrainedTokenizerFast):
     tokenizer = with_template(tiny_tokenizer, "chatml")
     short, question = conversation("Every", " effort"), conversation("Every")
     long = conversation("Every", "x" * 50, "Every", " effort", "Every", " effort", system="Be")
@@ -303,7 +303,7 @@ def test_what_became_of_the_conversations_is_said(tiny_tokenizer: PreTrainedToke
     assert (dropped.counts.too_long, dropped.counts.shortened, dropped.counts.kept) == (2, 0, 2)
 
 
-def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokenizerFast):
+def test_no_supervised_token_raises_a_one_line_error(tiny_tokenizer: PreTrainedTokenizerFast):
     tokenizer = with_template(tiny_tokenizer, "chatml")
     long, question = conversation("Every", "x" * 100), conversation("Every")
 
@@ -324,13 +324,13 @@ def test_nothing_left_to_learn_from_is_one_line(tiny_tokenizer: PreTrainedTokeni
     assert "in 1 no token is supervised" in said([question, long])
 
 
-def test_bytes_a_token_are_of_what_is_learned_and_end_tokens_have_none(tiny_tokenizer: PreTrainedTokenizerFast):
+def test_bytes_per_token_are_those_of_supervised_tokens(tiny_tokenizer: PreTrainedTokenizerFast):
     tokenizer = with_template(tiny_tokenizer, "chatml")
     dataset = ChatDataset(placed([conversation("Every", "é fox")] * 2), tokenizer, seq_len=64)
     assert dataset.bytes_per_token == len("é fox".encode()) / len(tokenizer.encode("é fox<|im_end|>"))
 
 
-def test_the_fingerprint_is_of_what_is_learned(tiny_tokenizer: PreTrainedTokenizerFast):
+def test_fingerprint_depends_on_ids_labels_and_rows(tiny_tokenizer: PreTrainedTokenizerFast):
     tokenizer = with_template(tiny_tokenizer, "chatml")
     chats = placed([conversation("Every", " effort", "Every", " fox"), conversation("Every", " dog")])
 
@@ -387,7 +387,7 @@ def test_instructions_are_written_as_the_reference_series_has_them(
 
 
 @needs_shared_data
-def test_the_reference_series_rows_are_byte_for_byte_its_own():
+def test_reference_series_rows_are_byte_for_byte_its_own():
     path = SHARED_DATA / "sft" / "instruction-data" / "instruction-data.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
     tokenizer = with_template(load_tokenizer(str(SHARED_DATA / "tokenizer_gpt2")), "alpaca", add=False)
@@ -411,7 +411,7 @@ def test_from_files_equals_the_constructor(tiny_tokenizer: PreTrainedTokenizerFa
     assert [chat.where for chat in rows.chats] == [f"{path}, line 1", f"{path}, line 2"]
 
 
-def test_empty_rows_fill_a_set_up_to_a_multiple_and_have_nothing_to_learn(tiny_tokenizer: PreTrainedTokenizerFast):
+def test_padding_rows_extend_a_dataset_to_a_multiple(tiny_tokenizer: PreTrainedTokenizerFast):
     tokenizer = copy.deepcopy(tiny_tokenizer)
     set_template(tokenizer, "chatml")
     chats = [

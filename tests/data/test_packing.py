@@ -106,7 +106,7 @@ def test_every_whole_piece_is_in_one_row_and_no_row_is_too_long(given: tuple[lis
 
 
 @given(fitting())
-def test_each_piece_goes_where_it_leaves_the_least_room(given: tuple[list[int], int]):
+def test_each_piece_is_placed_where_the_least_room_remains(given: tuple[list[int], int]):
     """The same packing, found by looking at every row for every piece."""
     lengths, seq_len = given
     rooms: list[int] = []
@@ -133,7 +133,7 @@ def test_pieces_that_fit_together_share_a_row():
     assert pack_unsplit([], 10) == []
 
 
-def test_a_piece_longer_than_a_row_is_an_error():
+def test_piece_longer_than_a_row_is_an_error():
     with pytest.raises(ValueError, match="A piece of 11 tokens does not fit a row of 10"):
         pack_unsplit([10, 11], 10)
 

@@ -105,7 +105,7 @@ def test_worker_processes_serve_the_same_rows(folder: Path):
     )
 
 
-def test_a_pickled_dataset_holds_paths_and_not_tokens(folder: Path):
+def test_pickled_dataset_holds_paths_and_not_tokens(folder: Path):
     rows = TextDataset(folder, "train", 64)
     assert len(pickle.dumps(rows)) < 2000
     assert pickle.loads(pickle.dumps(rows))[1]["input_ids"].tolist() == rows[1]["input_ids"].tolist()
@@ -116,7 +116,7 @@ def test_rows_can_be_limited_to_the_first_ones(folder: Path):
     assert len(TextDataset(folder, "train", 64, max_rows=10_000)) == len(TextDataset(folder, "train", 64))
 
 
-def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
+def test_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
     n_tokens = len(stream(folder, "validation"))
     with pytest.raises(
         UsageError, match=rf"validation split .* has {n_tokens:,} tokens, less than one row of 4,096.*Lower"
@@ -124,7 +124,7 @@ def test_a_text_shorter_than_one_row_is_refused_with_both_numbers(folder: Path):
         TextDataset(folder, "validation", 4096)
 
 
-def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
+def test_incomplete_prepared_folder_is_refused(folder: Path, tmp_path: Path):
     with pytest.raises(UsageError, match=r"does not exist\. Make one: gpt2small prepare"):
         read_meta(tmp_path / "absent")
     with pytest.raises(UsageError, match=r"is not a prepared set \(it has no meta\.json\)"):
@@ -136,7 +136,7 @@ def test_a_folder_that_is_no_whole_set_is_refused(folder: Path, tmp_path: Path):
         TextDataset(folder, "test", 8)
 
 
-def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
+def test_truncated_token_files_are_refused(folder: Path, tmp_path: Path):
     for path in folder.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -149,7 +149,7 @@ def test_files_that_lost_tokens_are_noticed(folder: Path, tmp_path: Path):
 # ---- packing ----------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_packing_is_refused_with_those_there_are(folder: Path):
+def test_unknown_packing_is_refused_with_those_there_are(folder: Path):
     with pytest.raises(
         UsageError,
         match=r"packing is 'bestfit', which is unknown\. Set --packing to one of stream, bos_bestfit, isolate",
@@ -165,7 +165,7 @@ def test_whatever_the_packing_tokens_are_those_of_the_stream(articles: Path, pac
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_the_cropped_share_is_that_of_tokens_in_no_row(articles: Path, packing: str):
+def test_cropped_share_is_that_of_tokens_in_no_row(articles: Path, packing: str):
     rows = TextDataset(articles, "train", 64, packing=packing)
     in_rows = sum(map(len, served(rows)))
     assert rows.cropped_share == 1 - in_rows / len(stream(articles, "train"))
@@ -200,7 +200,7 @@ def test_best_fit_rows_are_the_documents_that_were_chosen(articles: Path, seq_le
         assert tokens == [token for n in chosen for token in documents[n]][:seq_len]
 
 
-def test_the_first_document_of_the_split_gets_an_end_of_text_before_it_too(articles: Path):
+def test_first_document_of_the_split_gets_an_end_of_text_before_it_too(articles: Path):
     first = documents_of(articles)[0]
     n_tokens = read_meta(articles)["splits"]["train"]["tokens"]
     row = TextDataset(articles, "train", n_tokens, packing="bos_bestfit")[0]["input_ids"].tolist()  # all of them
@@ -248,7 +248,7 @@ def a_row_of_several_documents(articles: Path) -> dict[str, torch.Tensor]:
     return {name: batch[name] for name in ("input_ids", "position_ids")}
 
 
-def test_a_model_gives_an_isolated_row_the_logits_of_each_document_alone(articles: Path, model: GPT2SmallForCausalLM):
+def test_model_gives_an_isolated_row_the_logits_of_each_document_alone(articles: Path, model: GPT2SmallForCausalLM):
     row = a_row_of_several_documents(articles)
     begins = [0, *(row["position_ids"][0, 1:] == 0).nonzero().flatten().add(1).tolist(), 32]
     logits = model(**row).logits[0]
@@ -259,7 +259,7 @@ def test_a_model_gives_an_isolated_row_the_logits_of_each_document_alone(article
     assert (together - logits)[begins[1] :].abs().max() > 1e-3
 
 
-def test_a_change_in_one_document_leaves_the_logits_of_the_others(articles: Path, model: GPT2SmallForCausalLM):
+def test_change_in_one_document_leaves_the_logits_of_the_others(articles: Path, model: GPT2SmallForCausalLM):
     row = a_row_of_several_documents(articles)
     start, end = (row["position_ids"][0, 1:] == 0).nonzero().flatten().add(1)[:2].tolist()
     changed = row | {"input_ids": row["input_ids"].clone()}
@@ -279,7 +279,7 @@ def copied(articles: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(articles, tmp_path / "set", ignore=shutil.ignore_patterns("*.npy")))
 
 
-def test_an_index_is_kept_a_length_and_found_again(copied: Path):
+def test_index_is_kept_a_length_and_found_again(copied: Path):
     rows = TextDataset(copied, "train", 64, packing="bos_bestfit")
     file = DataFolder(copied).rows("train", "bos_bestfit", 64)
     assert [*copied.glob("*.npy")] == [file]
@@ -291,7 +291,7 @@ def test_an_index_is_kept_a_length_and_found_again(copied: Path):
     assert len([*copied.glob("*.npy")]) == 2
 
 
-def test_a_pickled_dataset_holds_the_path_of_its_index(copied: Path):
+def test_pickled_dataset_holds_the_path_of_its_index(copied: Path):
     rows = TextDataset(copied, "train", 64, packing="bos_bestfit", max_rows=3)
     travels = pickle.dumps(rows)
     assert np.load(DataFolder(copied).rows("train", "bos_bestfit", 64))[:-1].tobytes() not in travels
@@ -349,7 +349,7 @@ def of_another_version(file: Path) -> None:
     "spoil",
     [text, nothing, half, another_bit, another_array, of_another_length, of_other_documents, of_another_version],
 )
-def test_a_damaged_or_stale_index_is_made_again(copied: Path, spoil):
+def test_damaged_or_stale_index_is_made_again(copied: Path, spoil):
     right = served(TextDataset(copied, "train", 64, packing="bos_bestfit"))
     file = DataFolder(copied).rows("train", "bos_bestfit", 64)
     good = file.read_bytes()
@@ -375,7 +375,7 @@ def test_where_the_index_cannot_be_written_it_stays_in_memory(copied: Path):
 
 
 @pytest.mark.parametrize("damage", [half, nothing, Path.unlink, another_bit])
-def test_a_list_of_documents_that_does_not_fit_is_refused(copied: Path, damage):
+def test_list_of_documents_that_does_not_fit_is_refused(copied: Path, damage):
     if damage is another_bit:  # the last document would begin far behind the end
         starts = np.fromfile(DataFolder(copied).documents("train"), "<u8")
         starts[-2] += 1 << 40

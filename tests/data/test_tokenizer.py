@@ -18,7 +18,7 @@ def python_docs() -> list[str]:
     return ["".join(map(str, document.blocks)) for document in open_python_docs().documents()]
 
 
-def test_a_trained_tokenizer_is_byte_level_and_of_the_size_asked_for():
+def test_trained_tokenizer_is_byte_level_and_of_the_size_asked_for():
     tokenizer = train_tokenizer(python_docs(), 1024)
     assert len(tokenizer) == 1024
     text = "it's  naïve\r\n\t中文 🙂 \x00 <|endoftext|> don 't , ."
@@ -32,7 +32,7 @@ def test_training_twice_gives_the_same_tokenizer():
     assert one == two
 
 
-def test_a_saved_tokenizer_loads_without_our_code_and_is_the_same(tmp_path: Path):
+def test_saved_tokenizer_loads_without_our_code_and_is_the_same(tmp_path: Path):
     tokenizer = train_tokenizer(["a small text of few words"] * 3, 270)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -43,7 +43,7 @@ def test_a_saved_tokenizer_loads_without_our_code_and_is_the_same(tmp_path: Path
     assert loaded.decode(loaded("so , it is .")["input_ids"]) == "so , it is ."
 
 
-def test_a_folder_of_vocab_and_merges_alone_loads_and_is_saved_whole(tmp_path: Path):
+def test_folder_of_vocab_and_merges_alone_loads_and_is_saved_whole(tmp_path: Path):
     bare, saved = tmp_path / "bare", tmp_path / "saved"
     bare.mkdir()
     trained = train_tokenizer(python_docs()[:3], 400)
@@ -58,14 +58,14 @@ def test_a_folder_of_vocab_and_merges_alone_loads_and_is_saved_whole(tmp_path: P
     assert AutoTokenizer.from_pretrained(saved)(text)["input_ids"] == ids
 
 
-def test_a_tokenizer_that_cannot_be_had_is_one_line(tmp_path: Path):
+def test_unknown_tokenizer_raises_a_one_line_error(tmp_path: Path):
     with pytest.raises(UsageError, match=r"^no tokenizer nobody/nothing: [^\n]*leave --tokenizer out to train one"):
         load_tokenizer("nobody/nothing")
     with pytest.raises(UsageError, match=r"the folder holds none that can be loaded"):
         load_tokenizer(str(tmp_path))
 
 
-def test_a_tokenizer_without_end_of_text_is_refused(tmp_path: Path):
+def test_tokenizer_without_end_of_text_is_refused(tmp_path: Path):
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE({"a": 0}, []))).save_pretrained(tmp_path)
     with pytest.raises(UsageError, match=r"has no end-of-text token \(eos_token\)"):
         load_tokenizer(str(tmp_path))

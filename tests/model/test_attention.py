@@ -119,7 +119,7 @@ def test_flash_attention_is_supported_and_says_which_package_is_missing(model, v
     assert model.config._attn_implementation == "sdpa"
 
 
-def test_an_unknown_implementation_is_refused(model):
+def test_unknown_implementation_is_refused(model):
     with pytest.raises(ValueError, match='"nobody"` is not supported'):
         model.set_attn_implementation("nobody")
     assert model.config._attn_implementation == "sdpa"
@@ -151,7 +151,7 @@ def register() -> Iterator[Callable[..., list[dict]]]:
 
 
 @torch.no_grad()
-def test_a_registered_function_runs_in_every_layer_until_another_is_chosen(model, register):
+def test_registered_function_runs_in_every_layer_until_another_is_chosen(model, register):
     ids = random_ids(2, 9)
     expected = model(ids).logits
     calls = register("ours")
@@ -171,7 +171,7 @@ def test_a_registered_function_runs_in_every_layer_until_another_is_chosen(model
 
 
 @torch.no_grad()
-def test_an_implementation_can_be_named_when_a_model_is_made_or_loaded(model, register, tmp_path):
+def test_implementation_can_be_named_when_a_model_is_made_or_loaded(model, register, tmp_path):
     calls = register("ours")
     model.save_pretrained(tmp_path)
     loaded = GPT2SmallForCausalLM.from_pretrained(tmp_path, attn_implementation="ours")
@@ -183,7 +183,7 @@ def test_an_implementation_can_be_named_when_a_model_is_made_or_loaded(model, re
 
 
 @torch.no_grad()
-def test_a_registered_function_gets_the_mask_it_registered_for(model, register):
+def test_registered_function_gets_the_mask_it_registered_for(model, register):
     ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
     mask[0, :3] = 0
     masks = {}
@@ -198,7 +198,7 @@ def test_a_registered_function_gets_the_mask_it_registered_for(model, register):
 
 
 @torch.no_grad()
-def test_a_flash_like_function_sees_packed_positions_and_everything_the_caller_hands_on(model, register):
+def test_flash_like_function_sees_packed_positions_and_everything_the_caller_hands_on(model, register):
     calls = register("ours", flash_attention_mask)
     model.set_attn_implementation("ours")
     position_ids = torch.tensor([[0, 1, 2, 0, 1]])
@@ -283,7 +283,7 @@ def block_mask(T: int, block: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["boolean", "additive", "additive infinite"])
-def test_a_4d_mask_is_applied(attending, kind):
+def test_4d_mask_is_applied(attending, kind):
     ids = random_ids(2, 12)
     allowed = torch.stack([prefix_mask(12, 5), block_mask(12, 4)])
     mask = allowed[:, None]
@@ -296,7 +296,7 @@ def test_a_4d_mask_is_applied(attending, kind):
 
 
 @torch.no_grad()
-def test_a_ready_made_mask_reaches_over_the_cache(attending):
+def test_ready_made_mask_reaches_over_the_cache(attending):
     ids, allowed = random_ids(1, 12), prefix_mask(12, 5)
     additive = torch.zeros(1, 1, 12, 12).masked_fill(~allowed, torch.finfo(torch.float32).min)
     cache = DynamicCache(config=attending.config)
@@ -308,7 +308,7 @@ def test_a_ready_made_mask_reaches_over_the_cache(attending):
 
 
 @torch.no_grad()
-def test_a_mask_made_by_the_library_may_be_handed_in_again(attending):
+def test_mask_made_by_the_library_may_be_handed_in_again(attending):
     ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
     mask[1, 6:] = 0
     ready = create_causal_mask(attending.config, attending.model.embed_tokens(ids), mask, None)
@@ -317,7 +317,7 @@ def test_a_mask_made_by_the_library_may_be_handed_in_again(attending):
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.long, torch.bool, torch.float32])
-def test_a_padding_mask_may_have_any_type(attending, dtype):
+def test_padding_mask_may_have_any_type(attending, dtype):
     ids, mask = random_ids(2, 9), torch.ones(2, 9, dtype=torch.long)
     mask[0, :4] = 0
     logits = attending(ids, attention_mask=mask.to(dtype)).logits
@@ -360,7 +360,7 @@ def test_packed_documents_equal_the_documents_alone(attending, use_cache, traini
 
 
 @torch.no_grad()
-def test_an_empty_cache_of_the_callers_parts_no_fewer_documents(attending):
+def test_empty_cache_of_the_callers_parts_no_fewer_documents(attending):
     ids, position_ids = packed_rows()
     cache = DynamicCache(config=attending.config)
     logits = attending(ids, position_ids=position_ids, past_key_values=cache).logits
@@ -414,7 +414,7 @@ def test_loss_and_gradients_of_a_packed_batch_are_those_of_its_documents(model, 
 
 
 @torch.no_grad()
-def test_a_packed_row_leaves_a_cache_that_holds_all_of_it(attending):
+def test_packed_row_leaves_a_cache_that_holds_all_of_it(attending):
     ids, position_ids = packed_rows()
     cache = attending(ids, position_ids=position_ids, use_cache=True).past_key_values
     assert cache.get_seq_length() == ids.shape[1]
@@ -444,7 +444,7 @@ SIDES = {
 @torch.no_grad()
 @pytest.mark.parametrize("sides", SIDES.values(), ids=SIDES)
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_a_padded_row_equals_the_row_alone(attending, use_cache, sides):
+def test_padded_row_equals_the_row_alone(attending, use_cache, sides):
     rows = [random_ids(n) for n in (5, 11, 8, 1)]
     ids, mask, places = padded(rows, sides)
     logits = attending(ids, attention_mask=mask, use_cache=use_cache).logits
@@ -455,7 +455,7 @@ def test_a_padded_row_equals_the_row_alone(attending, use_cache, sides):
 
 @torch.no_grad()
 @pytest.mark.parametrize("sides", SIDES.values(), ids=SIDES)
-def test_a_hand_written_cached_loop_on_a_padded_batch_equals_no_cache(attending, sides):
+def test_hand_written_cached_loop_on_a_padded_batch_equals_no_cache(attending, sides):
     seen = [random_ids(n) for n in (4, 7, 6, 1)]
     ids, mask, places = padded(seen, sides)
     out = attending(ids, attention_mask=mask, use_cache=True)
@@ -473,7 +473,7 @@ def test_a_hand_written_cached_loop_on_a_padded_batch_equals_no_cache(attending,
 @torch.no_grad()
 @pytest.mark.parametrize("padding", [0, 3])
 @pytest.mark.parametrize("kind", ["dynamic", "static", "static, mask as wide"])
-def test_a_row_read_in_pieces_equals_the_row_at_once(attending, kind, padding):
+def test_row_read_in_pieces_equals_the_row_at_once(attending, kind, padding):
     if kind != "dynamic" and attending.config._attn_implementation == "flex_attention":
         pytest.skip("transformers 5.23 hands flex attention an offset that a static cache then moves, Llama's too")
     row = random_ids(1, 14)
@@ -534,7 +534,7 @@ def test_half_precision_stays_near_full_precision(attending, dtype, part):
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_cache_in_half_precision_stays_near_no_cache(attending, dtype):
+def test_cache_in_half_precision_stays_near_no_cache(attending, dtype):
     attending.to(dtype)
     ids = random_ids(2, 12)
     first = attending(ids[:, :11], use_cache=True)

@@ -42,7 +42,7 @@ def test_default_sizes_are_those_of_gpt2_small(variant, parameters):
     ],
     ids=str,
 )
-def test_a_wrong_value_is_named(wrong, words):
+def test_wrong_value_is_named(wrong, words):
     with pytest.raises(StrictDataclassError, match=words):
         tiny_config(**wrong)
 
@@ -63,7 +63,7 @@ def test_what_follows_from_other_fields_follows_later_changes_too(tmp_path):
     assert tiny_config(head_dim=99, num_key_value_heads=1).num_attention_heads == 2
 
 
-def test_a_saved_config_names_the_code_of_every_class_and_comes_back_equal(tmp_path):
+def test_saved_config_names_the_code_of_every_class_and_comes_back_equal(tmp_path):
     config = tiny_config(attention_bias=True, init_scheme="small_init")
     config.save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -71,7 +71,7 @@ def test_a_saved_config_names_the_code_of_every_class_and_comes_back_equal(tmp_p
     assert GPT2SmallConfig.from_pretrained(tmp_path).to_dict() == config.to_dict() | {"architectures": None}
 
 
-def test_every_field_of_ours_explains_itself():
+def test_every_field_has_a_help_text():
     own = GPT2SmallConfig.__annotations__
     texts = {name: GPT2SmallConfig.__dataclass_fields__[name].metadata.get("help", "") for name in own}
     assert len(texts) >= 19
@@ -87,14 +87,14 @@ def test_auto_classes_know_the_model_type():
     assert type(AutoModelForCausalLM.from_config(config)) is GPT2SmallForCausalLM
 
 
-def test_a_smaller_vocabulary_has_no_default_special_tokens():
+def test_smaller_vocabulary_has_no_default_special_tokens():
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     small = GPT2SmallConfig(vocab_size=256, eos_token_id=7)
     assert [getattr(small, name) for name in names] == [None, 7, None]
     assert {getattr(GPT2SmallConfig(), name) for name in names} == {50256}
 
 
-def test_the_names_are_ours_alone():
+def test_model_type_and_class_names_are_not_those_of_transformers():
     # Serving engines look a class up in transformers before they ask the folder for its own.
     assert GPT2SmallConfig.model_type not in CONFIG_MAPPING_NAMES
     for entry in GPT2SmallConfig().auto_map.values():

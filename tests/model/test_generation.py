@@ -104,7 +104,7 @@ def test_greedy_text_is_the_same_with_every_cache(model, cache, padded):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_prompt_read_in_chunks_changes_no_text(model, attention):
+def test_prompt_read_in_chunks_changes_no_text(model, attention):
     model.set_attn_implementation(attention)
     rows = [random_ids(n) for n in (11, 4)]
     text = model.generate(**left_padded(rows), **GREEDY, max_new_tokens=6, prefill_chunk_size=3)
@@ -130,7 +130,7 @@ def test_a_prompt_read_in_chunks_changes_no_text(model, attention):
         ),
     ],
 )
-def test_a_quantised_cache_stays_near_an_exact_one(model, backend, options, part):
+def test_quantised_cache_stays_near_an_exact_one(model, backend, options, part):
     ids = random_ids(2, 14)
     cache = QuantizedCache(backend, model.config, **options)
     parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 8), *((i, i + 1) for i in range(8, 14)))]
@@ -162,7 +162,7 @@ def test_one_cache_of_a_shared_beginning_serves_many_copies(model):
     assert cache.get_seq_length() == 6
 
 
-def test_a_conversation_continues_from_the_returned_cache(model):
+def test_conversation_continues_from_the_returned_cache(model):
     rows = [random_ids(n) for n in (5, 3)]
     prompts = left_padded(rows)
     first = model.generate(**prompts, **GREEDY, max_new_tokens=4, return_dict_in_generate=True)
@@ -175,7 +175,7 @@ def test_a_conversation_continues_from_the_returned_cache(model):
         assert torch.equal(its_text[-5:], by_hand(model, whole, 5))
 
 
-def test_a_static_cache_can_be_emptied_and_used_again(model):
+def test_static_cache_can_be_emptied_and_used_again(model):
     cache = StaticCache(model.config, max_cache_len=20)
     for row in (random_ids(1, 7), random_ids(1, 4)):
         text = model.generate(row, past_key_values=cache, **GREEDY, max_new_tokens=6, disable_compile=True)
@@ -183,7 +183,7 @@ def test_a_static_cache_can_be_emptied_and_used_again(model):
         cache.reset()
 
 
-def test_a_cache_can_be_cropped_and_repeated(model):
+def test_cache_can_be_cropped_and_repeated(model):
     row = random_ids(1, 8)
     cache = model(row, use_cache=True).past_key_values
     cache.crop(-3)
@@ -238,7 +238,7 @@ def test_decoding_compiled_to_machine_code_gives_the_same_text(model):
 # Sampling
 
 
-def test_a_seed_repeats_a_sampled_text(model):
+def test_seed_repeats_a_sampled_text(model):
     rows = [random_ids(n) for n in (5, 3)]
     texts = []
     for seed in (0, 0, 1):
@@ -263,7 +263,7 @@ def test_sampling_narrowed_to_one_choice_is_greedy(model, limits):
     assert torch.equal(model.generate(row, **SAMPLED, **limits, max_new_tokens=8)[0, 5:], by_hand(model, row[0], 8))
 
 
-def test_a_repetition_penalty_weakens_what_was_said(model):
+def test_repetition_penalty_weakens_what_was_said(model):
     row = random_ids(5)
     text = model.generate(row[None], **GREEDY, max_new_tokens=10, repetition_penalty=3.0)[0]
     for _ in range(10):
@@ -295,7 +295,7 @@ def test_guidance_moves_away_from_the_text_without_its_prompt(model):
 # Beams
 
 
-def test_a_beams_score_is_the_log_probability_of_its_text(model):
+def test_beams_score_is_the_log_probability_of_its_text(model):
     row = random_ids(1, 5)
     out = model.generate(
         row,
@@ -314,7 +314,7 @@ def test_a_beams_score_is_the_log_probability_of_its_text(model):
     assert out.sequences_scores[0] >= greedy - 1e-5
 
 
-def test_a_beam_as_wide_as_the_vocabulary_finds_the_best_of_all_texts(model):
+def test_beam_as_wide_as_the_vocabulary_finds_the_best_of_all_texts(model):
     row = random_ids(1, 4)
     text = model.generate(row, **GREEDY, max_new_tokens=2, num_beams=101)
     firsts = torch.cat([row.expand(101, -1), torch.arange(101)[:, None]], 1)
@@ -345,14 +345,14 @@ def test_beams_can_be_sampled_and_repeated(model):
 # Drafts
 
 
-def test_a_smaller_assistant_changes_no_greedy_text(model):
+def test_smaller_assistant_changes_no_greedy_text(model):
     assistant = strong(tiny_config(hidden_size=8, num_hidden_layers=1), seed=2)
     row = random_ids(1, 5)
     text = model.generate(row, **GREEDY, max_new_tokens=27, assistant_model=assistant)  # to the context's last place
     assert torch.equal(text[0, 5:], by_hand(model, row[0], 27))
 
 
-def test_a_perfect_assistant_is_called_rarely(model):
+def test_perfect_assistant_is_called_rarely(model):
     calls, assistant, row = [], copy.deepcopy(model), random_ids(1, 5)
     handle = model.register_forward_hook(lambda *args: calls.append(1))
     text = model.generate(row, **GREEDY, max_new_tokens=20, assistant_model=assistant)
@@ -367,7 +367,7 @@ def test_drafts_found_in_the_prompt_change_no_greedy_text(model):
     assert torch.equal(text[0, 12:], by_hand(model, row[0], 16))
 
 
-def test_an_assistant_with_a_tokenizer_of_its_own_changes_no_greedy_text(speaker):
+def test_assistant_with_a_tokenizer_of_its_own_changes_no_greedy_text(speaker):
     model, tokenizer = speaker
     other = train_tokenizer(["The lazy dog moves the fox. "] * 20, 270)
     end = other.eos_token_id
@@ -396,7 +396,7 @@ def test_drafts_can_be_sampled_and_repeated(model):
     assert not torch.equal(texts[0], texts[2])
 
 
-def test_a_function_of_the_readers_can_decode(model):
+def test_function_of_the_readers_can_decode(model):
     def second_best(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         while not stopping_criteria(input_ids, None).all():
             inputs = model.prepare_inputs_for_generation(input_ids, use_cache=False)
@@ -476,7 +476,7 @@ def test_scores_and_states_of_each_step_are_those_of_a_forward(model, attention)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_a_row_stops_at_its_end_token_and_the_others_continue(model, as_list):
+def test_row_stops_at_its_end_token_and_the_others_continue(model, as_list):
     rows = [random_ids(n) for n in (6, 3)]
     whole = [by_hand(model, row, 8) for row in rows]
     end = next(int(token) for token in whole[0][1:] if token not in whole[1])
@@ -494,7 +494,7 @@ def test_a_row_stops_at_its_end_token_and_the_others_continue(model, as_list):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}], ids=str)
-def test_half_precision_writes_what_it_scores_highest(model, dtype, cache):
+def test_half_precision_generates_the_highest_scores(model, dtype, cache):
     model.to(dtype)
     rows = [random_ids(n) for n in (6, 3)]
     out = model.generate(
@@ -578,7 +578,7 @@ def test_chats_of_different_lengths_are_answered_as_each_alone(speaker, batch_si
         assert said == {"role": "assistant", "content": answer_by_hand(model, tokenizer, chat, new)}
 
 
-def test_a_chat_ends_at_the_end_token(speaker):
+def test_chat_ends_at_the_end_token(speaker):
     model, tokenizer = speaker
     ids = tokenizer.apply_chat_template(CHATS[0], add_generation_prompt=True, return_dict=False)
     whole = by_hand(model, torch.tensor(ids), 10).tolist()
@@ -599,7 +599,7 @@ def test_prompts_of_different_lengths_are_completed_as_each_alone(speaker):
         assert answer["generated_text"] == tokenizer.decode(by_hand(model, ids, 8))
 
 
-def test_a_streamer_gets_the_text_as_it_is_written(speaker):
+def test_streamer_gets_the_text_as_it_is_written(speaker):
     model, tokenizer = speaker
     prompt = tokenizer("The quick", return_tensors="pt")
     streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
@@ -609,7 +609,7 @@ def test_a_streamer_gets_the_text_as_it_is_written(speaker):
     assert len(pieces) > 1
 
 
-def test_a_stop_string_ends_the_text(speaker):
+def test_stop_string_ends_the_text(speaker):
     model, tokenizer = speaker
     prompt = tokenizer("The quick", return_tensors="pt")
     n = prompt["input_ids"].shape[1]
@@ -653,7 +653,7 @@ def test_another_vocabulary_size_leaves_every_old_row_as_it_was(resizable, size,
 
 
 @pytest.mark.parametrize("size", [None, 120])
-def test_a_vocabulary_can_be_padded_to_a_round_size(resizable, size):
+def test_vocabulary_can_be_padded_to_a_round_size(resizable, size):
     ids = random_ids(2, 9)
     before = resizable(ids).logits
     resizable.resize_token_embeddings(size, pad_to_multiple_of=64)
@@ -678,7 +678,7 @@ def test_new_rows_are_drawn_as_at_the_start_where_no_mean_is_wanted(tied, scheme
         assert layer.weight[101:].std().item() == pytest.approx(std, rel=0.05)
 
 
-def test_a_head_without_a_vocabulary_takes_new_tokens_too():
+def test_head_without_a_vocabulary_takes_new_tokens_too():
     model = GPT2SmallForSequenceClassification(tiny_config()).eval()
     ids = random_ids(2, 9)
     before = model(ids).logits
@@ -726,12 +726,12 @@ def test_compiled_text_past_the_context_ends_in_the_same_error(model):
 
 
 @pytest.mark.parametrize("how", PAST_THE_CONTEXT)
-def test_a_prompt_longer_than_the_context_is_an_error_with_both_lengths(model, how):
+def test_prompt_longer_than_the_context_is_an_error_with_both_lengths(model, how):
     with pytest.raises(ValueError, match="reaches position 40, the model takes 32"):
         model.generate(random_ids(1, 40), **GREEDY, **how, max_new_tokens=1)
 
 
-def test_a_cached_step_past_the_context_is_an_error_with_both_lengths(model):
+def test_cached_step_past_the_context_is_an_error_with_both_lengths(model):
     cache = model(random_ids(2, 32), use_cache=True).past_key_values
     with pytest.raises(ValueError, match="reaches position 33, the model takes 32"):
         model(random_ids(2, 1), past_key_values=cache)

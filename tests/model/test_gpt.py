@@ -16,7 +16,7 @@ from gpt2small_hf.model.gpt import explicit_attention, fused_attention, init_std
 VARIANTS = [{}, {"tie_word_embeddings": True}, {"attention_bias": True}]
 
 
-def test_the_core_needs_nothing_but_pytorch():
+def test_core_needs_nothing_but_pytorch():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gpt; assert 'transformers' not in sys.modules"
     from gpt2small_hf.model import gpt
 
@@ -24,7 +24,7 @@ def test_the_core_needs_nothing_but_pytorch():
     subprocess.run([sys.executable, "-c", code, folder], check=True)
 
 
-def test_the_core_trains_in_ten_lines_of_pytorch():
+def test_core_trains_in_ten_lines_of_pytorch():
     torch.manual_seed(0)
     model = GPT(tiny_config())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -72,7 +72,7 @@ def test_both_attention_functions_agree():
     assert weights.triu(1).count_nonzero() == 0
 
 
-def test_a_row_longer_than_the_context_is_refused_with_both_lengths():
+def test_row_longer_than_the_context_is_refused_with_both_lengths():
     with pytest.raises(ValueError, match="33 positions, the model takes 32"):
         GPT(tiny_config())(torch.zeros(1, 33, dtype=torch.long))
 
@@ -90,7 +90,7 @@ def test_residual_projections_start_smaller_by_the_square_root_of_twice_the_dept
     assert block.self_attn.o_proj.bias.abs().sum() == 0
 
 
-def test_the_torch_scheme_is_what_pytorch_draws():
+def test_torch_scheme_is_what_pytorch_draws():
     config = tiny_config(hidden_size=128, init_scheme="torch")
     torch.manual_seed(0)
     core = GPT(config)

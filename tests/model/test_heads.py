@@ -17,7 +17,7 @@ HEADS = [AutoModelForSequenceClassification, AutoModelForTokenClassification, Au
 
 
 @pytest.mark.parametrize("auto", HEADS, ids=lambda auto: auto.__name__)
-def test_a_head_takes_over_the_weights_of_a_language_model(tmp_path, auto):
+def test_head_takes_over_the_weights_of_a_language_model(tmp_path, auto):
     language_model = GPT2SmallForCausalLM(tiny_config())
     language_model.save_pretrained(tmp_path)
     model, info = auto.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
@@ -26,7 +26,7 @@ def test_a_head_takes_over_the_weights_of_a_language_model(tmp_path, auto):
         assert torch.equal(parameter, model.model.get_parameter(name)), name
 
 
-def test_a_text_is_classified_by_its_last_real_token_wherever_the_padding_is():
+def test_text_is_classified_by_its_last_real_token_wherever_the_padding_is():
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_config(tiny_config(num_labels=3)).eval()
     row = torch.randint(0, 100, (1, 7))

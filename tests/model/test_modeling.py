@@ -31,7 +31,7 @@ def test_logits_equal_gpt2_with_the_same_weights_at_every_position(variant, atte
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("use_cache", [False, True])
-def test_a_padded_row_equals_the_row_alone(tiny_model, side, use_cache):
+def test_padded_row_equals_the_row_alone(tiny_model, side, use_cache):
     rows = [torch.randint(0, 100, (n,)) for n in (5, 11, 8)]
     ids, mask = torch.full((3, 11), 100), torch.zeros(3, 11, dtype=torch.long)
     places = []
@@ -45,7 +45,7 @@ def test_a_padded_row_equals_the_row_alone(tiny_model, side, use_cache):
         torch.testing.assert_close(batched[i, places[i]], alone, atol=1e-5, rtol=0)
 
 
-def test_a_hand_written_cached_loop_on_a_left_padded_batch_equals_no_cache(tiny_model):
+def test_hand_written_cached_loop_on_a_left_padded_batch_equals_no_cache(tiny_model):
     rows = [torch.randint(0, 100, (n,)) for n in (4, 7)]
     ids = torch.stack([F.pad(row, (7 - len(row), 0), value=100) for row in rows])
     mask = torch.stack([F.pad(torch.ones_like(row), (7 - len(row), 0)) for row in rows])
@@ -80,7 +80,7 @@ def test_greedy_text_is_the_same_with_dynamic_static_and_no_cache(tiny_model):
     assert torch.equal(texts[0], texts[2])
 
 
-def test_a_left_padded_row_beside_a_cache_of_fixed_size_equals_the_row_alone(tiny_model):
+def test_left_padded_row_beside_a_cache_of_fixed_size_equals_the_row_alone(tiny_model):
     row = torch.randint(0, 100, (1, 6))
     padded, mask = F.pad(row, (3, 0), value=100), F.pad(torch.ones_like(row), (3, 0))
     cache = StaticCache(config=tiny_model.config, max_cache_len=20)
@@ -97,7 +97,7 @@ def test_drafting_with_the_first_layers_gives_the_greedy_text(tiny_model):
     assert torch.equal(tiny_model.generate(ids, max_new_tokens=12, do_sample=False, assistant_early_exit=1), greedy)
 
 
-def test_a_configuration_that_asks_for_tuples_gets_them(tiny_model):
+def test_configuration_that_asks_for_tuples_gets_them(tiny_model):
     ids = torch.randint(0, 100, (1, 5))
     logits = tiny_model(ids).logits
     tiny_model.config.return_dict = False
@@ -126,7 +126,7 @@ def test_sliding_window_equals_generate_within_the_context_and_continues_past_it
     assert longer[1, 33] == again
 
 
-def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_that_end(tiny_model):
+def test_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_that_end(tiny_model):
     prompt = torch.arange(80).reshape(2, 40)
     free = tiny_model.generate(
         prompt, max_new_tokens=6, do_sample=False, eos_token_id=None, custom_generate=tiny_model.sliding_window
@@ -160,14 +160,14 @@ def test_a_sliding_window_takes_a_prompt_longer_than_the_context_and_ends_rows_t
     ],
     ids=lambda asked: next(iter(asked)),
 )
-def test_a_sliding_window_refuses_what_it_cannot_do(tiny_model, asked):
+def test_sliding_window_refuses_what_it_cannot_do(tiny_model, asked):
     prompt = {} if "inputs_embeds" in asked else {"input_ids": torch.ones(1, 3, dtype=torch.long)}
     with pytest.raises(ValueError, match="A sliding window generates greedily or by sampling"):
         tiny_model.generate(**prompt, **asked, max_new_tokens=3, custom_generate=tiny_model.sliding_window)
 
 
 @pytest.mark.parametrize("length", [0, -1, 64.0, None])
-def test_a_context_of_no_length_is_refused(tiny_model, length):
+def test_context_of_no_length_is_refused(tiny_model, length):
     with pytest.raises(ValueError, match="The context cannot be"):
         tiny_model.resize_position_embeddings(length)
     assert tiny_model.config.max_position_embeddings == 32
@@ -187,7 +187,7 @@ def test_labels_of_another_length_are_named(tiny_model):
 
 
 @pytest.mark.parametrize("length", [48, 20])
-def test_the_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path):
+def test_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path):
     ids = torch.randint(0, 100, (2, 20))
     logits = tiny_model(ids).logits
     tiny_model.resize_position_embeddings(length)
@@ -200,7 +200,7 @@ def test_the_context_can_be_made_longer_or_shorter(tiny_model, length, tmp_path)
     assert again.get_position_embeddings().num_embeddings == again.config.max_position_embeddings == length
 
 
-def test_a_packed_row_may_be_longer_than_the_context(tiny_model):
+def test_packed_row_may_be_longer_than_the_context(tiny_model):
     position_ids = torch.arange(24).repeat(2)[None]
     assert tiny_model(torch.zeros(1, 48, dtype=torch.long), position_ids=position_ids).logits.shape == (1, 48, 101)
 
@@ -252,7 +252,7 @@ def test_gradient_checkpointing_changes_no_gradient(tiny_model, reentrant):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_saved_model_comes_back_equal_and_tied_weights_are_stored_once(tmp_path, tied):
+def test_saved_model_comes_back_equal_and_tied_weights_are_stored_once(tmp_path, tied):
     from safetensors import safe_open
 
     model = GPT2SmallForCausalLM(tiny_config(tie_word_embeddings=tied)).eval()

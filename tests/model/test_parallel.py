@@ -54,7 +54,7 @@ def test_every_entry_of_a_plan_names_a_module_and_a_known_style(kind):
     assert set(model._no_split_modules) <= {type(module).__name__ for module in model.modules()}
 
 
-def test_the_tensor_plan_covers_every_linear_and_the_token_embedding():
+def test_tensor_plan_covers_every_linear_and_the_token_embedding():
     model = GPT2SmallForCausalLM(tiny_config())
     covered = {
         replace_layer_number_by_wildcard(name)
@@ -469,7 +469,7 @@ def trained(folder: Path, place: Path, kind: str, skip_logits: bool) -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "skip_logits"), [("copied", False), ("copied", True), ("sharded", False)])
-def test_the_trainer_in_two_processes_takes_the_steps_of_one(pair, folder, kind, skip_logits, tmp_path):
+def test_trainer_in_two_processes_takes_the_steps_of_one(pair, folder, kind, skip_logits, tmp_path):
     alone = trained(folder, tmp_path, "alone", False)
     for each in pair(trained, folder, tmp_path, kind, skip_logits):
         for name in ("loss", "grad_norm"):

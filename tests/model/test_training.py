@@ -93,7 +93,7 @@ def chunked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     ("tied", "padding"),
     [(True, "right"), *(pytest.param(False, kind, marks=pytest.mark.slow) for kind in (None, "left"))],
 )
-def test_a_compiled_forward_equals_eager_at_every_length(compiled, tied, padding):
+def test_compiled_forward_equals_eager_at_every_length(compiled, tied, padding):
     model = grown_model(tie_word_embeddings=tied).eval()
     faster = compiled(model, "aot_eager")
     for length in (12, 9, 32):  # the second length makes the shapes dynamic
@@ -173,7 +173,7 @@ def test_autocast_moves_loss_and_gradients_little_and_leaves_both_in_float32(dty
 
 
 @pytest.mark.parametrize("items", [37, 37.0, torch.tensor(37), torch.tensor(37.0)], ids=repr)
-def test_the_loss_and_its_gradient_are_sums_over_labels_divided_by_the_number_of_items(items):
+def test_loss_and_its_gradient_are_sums_over_labels_divided_by_the_number_of_items(items):
     model = grown_model()
     inputs = padded_batch("right")
     loss, gradients = loss_and_gradients(model, **inputs, num_items_in_batch=items)
@@ -186,7 +186,7 @@ def test_the_loss_and_its_gradient_are_sums_over_labels_divided_by_the_number_of
     assert_all_close(gradients, {name: p.grad for name, p in model.named_parameters()}, atol=1e-6)
 
 
-def test_a_row_without_labels_changes_neither_loss_nor_gradient():
+def test_row_without_labels_changes_neither_loss_nor_gradient():
     model = grown_model()
     inputs = padded_batch("right")
     loss, gradients = loss_and_gradients(model, **{name: tensor[:2] for name, tensor in inputs.items()})
@@ -197,7 +197,7 @@ def test_a_row_without_labels_changes_neither_loss_nor_gradient():
 
 
 @pytest.mark.parametrize("items", [None, 0, 5])
-def test_a_batch_without_labels_gives_what_gpt2_gives(items):
+def test_batch_without_labels_gives_what_gpt2_gives(items):
     model = grown_model()
     theirs = as_gpt2(model.config, model.state_dict())
     inputs = padded_batch()
@@ -288,7 +288,7 @@ def test_eight_accumulated_rows_are_a_batch_of_eight_in_log_gradient_and_weights
     assert_all_close(twin.state_dict(), model.state_dict(), atol=1e-5)
 
 
-def test_the_trainer_follows_gpt2_step_by_step(tmp_path):
+def test_trainer_follows_gpt2_step_by_step(tmp_path):
     # With biases everywhere both have the same parameters; without dropout, the same arithmetic.
     model = grown_model(attention_bias=True)
     theirs = as_gpt2(model.config, model.state_dict()).train()
@@ -302,7 +302,7 @@ def test_the_trainer_follows_gpt2_step_by_step(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_trainer_learns_the_same_without_logits(tmp_path, chunked):
+def test_trainer_learns_the_same_without_logits(tmp_path, chunked):
     model = grown_model()
     twin = copy.deepcopy(model)
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
@@ -361,7 +361,7 @@ def test_checkpointed_layers_drop_the_same_again(reentrant):
 # ---- tied weights -----------------------------------------------------------------------------------------------
 
 
-def test_the_gradient_of_a_tied_weight_is_the_sum_of_both_its_uses():
+def test_gradient_of_a_tied_weight_is_the_sum_of_both_its_uses():
     tied, untied = grown_model(tie_word_embeddings=True), grown_model()
     untied.load_state_dict(tied.state_dict())
     inputs = padded_batch("left")
@@ -431,7 +431,7 @@ def test_what_a_file_lacks_is_initialised_and_all_else_is_loaded_to_the_bit(tmp_
             assert_freshly_initialised(name, tensor, model.config)
 
 
-def test_a_tied_file_may_name_the_head_instead_of_the_embedding(tmp_path):
+def test_tied_file_may_name_the_head_instead_of_the_embedding(tmp_path):
     model = grown_model(tie_word_embeddings=True)
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -466,7 +466,7 @@ def test_every_way_of_loading_gives_the_same_bits(tmp_path, tied, dtype):
 
 
 @TIED
-def test_a_model_made_without_memory_is_filled_or_initialised_later(tied):
+def test_model_made_without_memory_is_filled_or_initialised_later(tied):
     model = grown_model(tie_word_embeddings=tied, hidden_size=64).eval()
     with torch.device("meta"):
         empty, other = GPT2SmallForCausalLM(model.config), GPT2SmallForCausalLM(model.config)
@@ -510,20 +510,20 @@ def assert_skipping_changes_nothing(model: GPT2SmallForCausalLM, atol: float = 1
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("items", [None, 300, torch.tensor(300), torch.tensor(300.0)], ids=repr)
 @TIED
-def test_a_loss_without_logits_has_the_same_value_and_gradients(chunked, tied, items, device):
+def test_loss_without_logits_has_the_same_value_and_gradients(chunked, tied, items, device):
     model = grown_model(tie_word_embeddings=tied).to(device)
     assert_skipping_changes_nothing(model, **many_rows(device), num_items_in_batch=items)
     assert chunked() > 0
 
 
 @pytest.mark.parametrize(("masked", "items"), [(slice(0, 1), None), *((slice(None), items) for items in (None, 0, 5))])
-def test_a_loss_without_logits_treats_rows_without_labels_alike(masked, items):
+def test_loss_without_logits_treats_rows_without_labels_alike(masked, items):
     inputs = padded_batch("left")
     inputs["labels"][masked] = -100
     assert_skipping_changes_nothing(grown_model(), **inputs, num_items_in_batch=items)
 
 
-def test_a_loss_without_logits_takes_labels_that_are_shifted_already(chunked):
+def test_loss_without_logits_takes_labels_that_are_shifted_already(chunked):
     inputs = many_rows()
     model = grown_model()
     shifted = inputs["labels"].flip(0)
@@ -534,7 +534,7 @@ def test_a_loss_without_logits_takes_labels_that_are_shifted_already(chunked):
 
 
 @pytest.mark.parametrize("frozen", ["model", "lm_head"])
-def test_a_loss_without_logits_trains_what_is_not_frozen(chunked, frozen):
+def test_loss_without_logits_trains_what_is_not_frozen(chunked, frozen):
     model = grown_model()
     model.get_submodule(frozen).requires_grad_(False)
     inputs = many_rows()
@@ -562,7 +562,7 @@ def test_losses_without_logits_may_be_scaled_and_summed(chunked):
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("how", ["bfloat16 parameters", "bfloat16 autocast", "float16 autocast"])
-def test_a_loss_without_logits_is_near_the_usual_one_in_half_precision(chunked, how, device):
+def test_loss_without_logits_is_near_the_usual_one_in_half_precision(chunked, how, device):
     dtype = torch.float16 if how == "float16 autocast" else torch.bfloat16
     model = grown_model().to(device)
     if how == "bfloat16 parameters":
@@ -586,7 +586,7 @@ def test_a_loss_without_logits_is_near_the_usual_one_in_half_precision(chunked, 
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_loss_without_logits_goes_with_gradient_checkpointing(chunked, reentrant):
+def test_loss_without_logits_goes_with_gradient_checkpointing(chunked, reentrant):
     model = grown_model()
     inputs = many_rows()
     _, gradients = loss_and_gradients(model, **inputs)
@@ -649,7 +649,7 @@ def test_chunked_loss_is_not_used_when_the_head_is_replaced(change):
         assert (model(**inputs, skip_logits=True).loss - usual).abs() > 1e-3
 
 
-def test_a_loss_function_of_ones_own_is_called_with_or_without_logits():
+def test_loss_function_of_ones_own_is_called_with_or_without_logits():
     model = grown_model()
     model.loss_function = lambda logits, labels, **kwargs: logits.square().mean()
     assert_skipping_changes_nothing(model, **many_rows())
@@ -680,7 +680,7 @@ def test_evaluation_without_logits_gives_the_same_loss(chunked):
     assert chunked() > 0
 
 
-def test_a_loss_without_logits_never_holds_them(chunked):
+def test_loss_without_logits_never_holds_them(chunked):
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(tiny_config(vocab_size=1999))
     ids = torch.randint(0, 1999, (128, 32))

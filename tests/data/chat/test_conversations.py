@@ -181,13 +181,13 @@ def test_where_a_conversation_stands_is_kept(tmp_path: Path, other: str):
     ]
 
 
-def test_a_file_of_several_shapes_names_each(tmp_path: Path, other: str):
+def test_file_of_several_shapes_names_each(tmp_path: Path, other: str):
     path = save(tmp_path / "rows.jsonl", [OTHER, {"prompt": "q", "completion": "a"}, OTHER])
     (source,) = read(path, validation=[other])["train"].sources
     assert source["shape"] == "messages (role, content) and prompt and completion (prompt, completion)"
 
 
-def test_a_byte_order_mark_and_the_newlines_of_windows_are_no_part_of_a_row(tmp_path: Path, other: str):
+def test_byte_order_mark_and_the_newlines_of_windows_are_no_part_of_a_row(tmp_path: Path, other: str):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(OTHER).encode() + b"\r\n" + json.dumps(OTHER).encode() + b"\r\n")
     assert messages(read(path, validation=[other])["train"]) == [OTHER["messages"]] * 2
@@ -226,7 +226,7 @@ def test_slices_take_rows_as_pythons_do(tmp_path: Path):
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-def test_a_folders_train_and_validation_files_are_used_as_such(tmp_path: Path, suffix: str):
+def test_folders_train_and_validation_files_are_used_as_such(tmp_path: Path, suffix: str):
     save(tmp_path / f"train-00000{suffix}", numbered(3))
     save(tmp_path / f"train-00001{suffix}", numbered(3, 10))
     save(tmp_path / f"Validation{suffix}", numbered(2, 20))
@@ -242,7 +242,7 @@ def test_a_folders_train_and_validation_files_are_used_as_such(tmp_path: Path, s
     assert (numbers(found["train"]), numbers(found["validation"])) == ([40], [20, 21])
 
 
-def test_a_folder_without_such_names_is_all_its_files(tmp_path: Path):
+def test_folder_without_such_names_is_all_its_files(tmp_path: Path):
     save(tmp_path / "b.jsonl", numbered(3, 10))
     save(tmp_path / "a.json", numbered(3))
     found = read(tmp_path, fraction=0.5)
@@ -252,7 +252,7 @@ def test_a_folder_without_such_names_is_all_its_files(tmp_path: Path):
 
 
 @given(n=st.integers(2, 30), copies=st.integers(1, 3), fraction=st.floats(0.01, 0.99))
-def test_a_conversation_that_stands_twice_is_on_one_side(
+def test_copies_of_a_conversation_are_in_the_same_split(
     tmp_path_factory: pytest.TempPathFactory, n: int, copies: int, fraction: float
 ):
     path = save(tmp_path_factory.getbasetemp() / "twice.jsonl", numbered(n) * copies)
@@ -267,7 +267,7 @@ def test_a_conversation_that_stands_twice_is_on_one_side(
     assert set(numbers(read(path, fraction=fraction)["validation"])) == set(validation)
 
 
-def test_none_are_held_out_when_asked_and_one_chat_alone_is_one_line(tmp_path: Path):
+def test_fraction_zero_holds_out_none_and_one_chat_is_refused(tmp_path: Path):
     path = save(tmp_path / "rows.jsonl", numbered(5))
     found = read(path, fraction=0)
     assert list(found) == ["train"]
@@ -280,7 +280,7 @@ def test_none_are_held_out_when_asked_and_one_chat_alone_is_one_line(tmp_path: P
 # ---- bad files --------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     good = json.dumps(OTHER).encode()
     contents = {
@@ -307,7 +307,7 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("broken", ["cut", "footer", "middle"])
-def test_a_broken_parquet_file_is_named_in_one_line(tmp_path: Path, broken: str):
+def test_broken_parquet_file_is_named_in_one_line(tmp_path: Path, broken: str):
     path = save(tmp_path / "rows.parquet", numbered(50))
     data = path.read_bytes()
     if broken == "cut":
@@ -321,7 +321,7 @@ def test_a_broken_parquet_file_is_named_in_one_line(tmp_path: Path, broken: str)
         read(path)
 
 
-def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_files_raise_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     for name in ("nowhere.jsonl", "no/where.json", "just words", "a/b/c", "nowhere.jsonl[:5]"):
@@ -341,7 +341,7 @@ def test_what_is_missing_is_named_in_one_line(tmp_path: Path, monkeypatch: pytes
         read("rows.jsonl", validation=["gone.jsonl"])
 
 
-def test_a_data_set_that_the_hub_does_not_give_is_one_line():
+def test_data_set_that_the_hub_does_not_give_is_one_line():
     with refused(r"^the Hub could not be reached for nobody/nothing .*--chat_data chats\.jsonl"):
         read("nobody/nothing")
 
@@ -432,7 +432,7 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_row_is_named_in_one_line_or_left_out_and_counted(tmp_path: Path, other: str, name: str):
+def test_bad_row_is_named_in_one_line_or_left_out_and_counted(tmp_path: Path, other: str, name: str):
     row, message = BAD_ROWS[name]
     path = save(tmp_path / "rows.jsonl", [*numbered(1), row, *numbered(1, 2), row])
     with refused(rf"{re.escape(str(path))}, {message}"):
@@ -480,7 +480,7 @@ def test_nothing_but_bad_rows_is_one_line_with_the_first(tmp_path: Path, other: 
 
 
 @needs_shared_data
-def test_the_real_sets_load_whole():
+def test_real_sets_load_whole():
     sft = SHARED_DATA / "sft"
     counts = {
         "fastchat-dummy-sharegpt/dummy_conversation.json": (500, "ShareGPT"),
@@ -514,7 +514,7 @@ def test_rendered_llama2_rows_are_the_conversations_they_were_made_from(tmp_path
 
 
 @needs_shared_data
-def test_the_reference_series_split_of_its_instructions():
+def test_reference_series_split_of_its_instructions():
     path = SHARED_DATA / "sft" / "instruction-data" / "instruction-data.json"
     rows = json.loads(path.read_text(encoding="utf-8"))
     found = read(f"{path}[:935]", validation=[f"{path}[1045:]"])
@@ -525,7 +525,7 @@ def test_the_reference_series_split_of_its_instructions():
     assert len(read(f"{path}[935:1045]", validation=[f"{path}[:1]"])["train"].chats) == 110
 
 
-def test_a_system_column_is_the_system_turn_of_any_shape(tmp_path: Path):
+def test_system_column_is_the_system_turn_of_any_shape(tmp_path: Path):
     rows = [
         {"instruction": "a", "output": "b", "system": "Be brief."},
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "Be brief."},
@@ -542,7 +542,7 @@ def test_a_system_column_is_the_system_turn_of_any_shape(tmp_path: Path):
     assert said == ["Be brief.", "Be brief.", "Sing.", None]
 
 
-def test_a_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
+def test_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
     parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]
     path = tmp_path / "parts.json"
     path.write_text(json.dumps([{"messages": [{"role": "user", "content": parts}]}]), encoding="utf-8")
@@ -554,7 +554,7 @@ def test_a_text_in_parts_is_one_text_and_a_picture_is_refused(tmp_path: Path):
         read_places(find_places(str(path)), False)
 
 
-def test_a_glob_stands_for_the_files_it_matches(tmp_path: Path):
+def test_glob_stands_for_the_files_it_matches(tmp_path: Path):
     row = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     for name in ("one", "two"):
         (tmp_path / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 3, encoding="utf-8")
@@ -564,7 +564,7 @@ def test_a_glob_stands_for_the_files_it_matches(tmp_path: Path):
         find_places(f"{tmp_path}/*.parquet")
 
 
-def test_a_turn_that_is_not_to_be_learned_is_not_learned_in_silence(tmp_path: Path):
+def test_turn_with_weight_zero_is_refused(tmp_path: Path):
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "weight": 0}]
     path = tmp_path / "weights.json"
     path.write_text(json.dumps([{"messages": turns}]), encoding="utf-8")

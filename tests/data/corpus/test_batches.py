@@ -77,7 +77,7 @@ def test_results_come_in_order_and_few_items_are_under_way_at_once():
     assert done == list(range(100))
 
 
-def test_an_error_on_a_thread_reaches_the_caller_and_stops_the_rest():
+def test_error_on_a_thread_reaches_the_caller_and_stops_the_rest():
     begun = []
 
     def work(item: int) -> int:

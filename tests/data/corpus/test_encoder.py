@@ -121,7 +121,7 @@ def test_endless_stretches_without_a_break_are_encoded_in_good_time(
 
 @given(before=st.integers(0, 20_000), run=st.integers(20_000, 30_000), unit=st.sampled_from(" a\x1c"))
 @settings(max_examples=30)
-def test_a_long_stretch_is_noticed_wherever_it_stands(before: int, run: int, unit: str):
+def test_long_stretch_is_noticed_wherever_it_stands(before: int, run: int, unit: str):
     assert has_long_stretch("word " * (before // 5) + unit * run + " word" * 100)
     assert not has_long_stretch("word " * 10_000)
 
@@ -156,7 +156,7 @@ def variant(tokenizer: PreTrainedTokenizerFast, **changes: object) -> PreTrained
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_a_tokenizer_that_treats_text_unlike_gpt2_is_neither_replaced_nor_cut(
+def test_tokenizer_that_treats_text_unlike_gpt2_is_neither_replaced_nor_cut(
     tokenizer: PreTrainedTokenizerFast, changes: dict[str, object]
 ):
     other = variant(tokenizer, **changes)
@@ -183,7 +183,7 @@ def test_merges_that_tiktoken_would_read_differently_stay_with_tokenizers():
     assert naive.encode_ordinary("abc") == [vocabulary["abc"]]
 
 
-def test_an_added_word_is_still_found(tokenizer: PreTrainedTokenizerFast):
+def test_added_word_is_still_found(tokenizer: PreTrainedTokenizerFast):
     other = variant(tokenizer)
     other.add_tokens(["<name>"])
     encoder = Encoder(other)
@@ -206,7 +206,7 @@ def test_bytes_are_counted_back_from_ids(encoder: Encoder, text: str):
     assert encoder.n_bytes(encoder.encode([text])[0].astype(np.int64)) == len(text.encode())
 
 
-def test_the_alphabet_is_that_of_tokenizers():
+def test_alphabet_is_that_of_tokenizers():
     alphabet = byte_alphabet()
     assert sorted(alphabet) == sorted(pre_tokenizers.ByteLevel.alphabet())
     text = "".join(map(chr, range(0x500)))

@@ -31,12 +31,12 @@ def test_whole_documents_of_about_the_fraction_of_the_bytes_are_held_out():
     assert 0.045 < sum(map(len, sides["validation"])) / sum(map(len, MANY)) <= 0.05
 
 
-def test_the_choice_does_not_depend_on_the_order():
+def test_choice_does_not_depend_on_the_order():
     assert set(deal(MANY, 0.05)["validation"]) == set(deal(MANY[::-1], 0.05)["validation"])
 
 
 @pytest.mark.parametrize("texts", [MANY, [f"{n}" for n in range(1000)]], ids=["few enough to count", "many"])
-def test_copies_of_a_document_fall_on_one_side(texts: list[str]):
+def test_copies_of_a_document_are_in_the_same_split(texts: list[str]):
     sides = deal(texts + texts[::3], 0.05)
     assert sides["validation"]
     assert not set(sides["train"]) & set(sides["validation"])
@@ -80,7 +80,7 @@ def test_tails_of_token_ids_are_cut_to_the_token():
     assert sides == {"train": list(range(90)), "validation": list(range(90, 100))}
 
 
-def test_a_fraction_of_zero_holds_nothing_out():
+def test_fraction_of_zero_holds_nothing_out():
     assert deal(["one\ntwo\nthree"], 0) == {"train": ["one\ntwo\nthree"], "validation": []}
     assert deal(MANY, 0)["validation"] == []
 

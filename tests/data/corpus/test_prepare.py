@@ -142,7 +142,7 @@ def test_end_of_text_in_a_document_stays_text(text: Path):
     assert read_meta(folder)["held_out"] is None
 
 
-def test_the_tokenizer_learns_from_train_documents_alone(text: Path):
+def test_tokenizer_learns_from_train_documents_alone(text: Path):
     held = text.parent / "held.txt"
     held.write_text("zzzzqqqq " * 500)
     words = ("--text", text, "--validation_text", held, "--vocab_size", "400")
@@ -154,7 +154,7 @@ def test_the_tokenizer_learns_from_train_documents_alone(text: Path):
     assert not [token for token in vocabulary if "zz" in token]
 
 
-def test_a_large_corpus_is_sampled_evenly_for_the_tokenizer(text: Path, monkeypatch: pytest.MonkeyPatch):
+def test_large_corpus_is_sampled_evenly_for_the_tokenizer(text: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batches, "BATCH_CHARS", 100)
     monkeypatch.setattr(tokens, "TRAINING_SAMPLE_BYTES", 3000)
     args = tokens.PrepareArguments(text=[str(text)])
@@ -165,7 +165,7 @@ def test_a_large_corpus_is_sampled_evenly_for_the_tokenizer(text: Path, monkeypa
     assert {re.findall(r"\d+", piece)[0] for piece in sample} >= {"12", "20", "29"}
 
 
-def test_the_result_is_the_same_whatever_the_number_of_workers(text: Path, monkeypatch: pytest.MonkeyPatch):
+def test_result_is_the_same_whatever_the_number_of_workers(text: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(batches, "BATCH_CHARS", 200)
     made = [
         files_of(prepare("--text", text, "--vocab_size", "300", "--num_workers", n, "--output_dir", f"with{n}"))
@@ -182,7 +182,7 @@ def test_batches_of_another_size_give_the_same_files(text: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_large_vocabulary_of_another_kind_is_stored_in_four_bytes(text: Path):
+def test_large_vocabulary_of_another_kind_is_stored_in_four_bytes(text: Path):
     words = {word: n for n, word in enumerate(["<|endoftext|>", "<unk>", *map(str, range(70_000))])}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -204,7 +204,7 @@ def save(tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
     return folder
 
 
-def test_ids_made_before_come_out_as_they_went_in(text: Path, tiny_tokenizer):
+def test_files_of_token_ids_keep_their_ids(text: Path, tiny_tokenizer):
     eos_id = tiny_tokenizer.eos_token_id
     ids = [5, 6, 7, eos_id, 8, 9, eos_id]
     save_file({"tokens": torch.tensor(ids, dtype=torch.uint16)}, text.parent / "ids.safetensors")
@@ -222,7 +222,7 @@ def test_ids_made_before_come_out_as_they_went_in(text: Path, tiny_tokenizer):
 # ---- made once --------------------------------------------------------------------------------------------------
 
 
-def test_the_same_inputs_again_stop_at_once(text: Path, capsys: pytest.CaptureFixture[str]):
+def test_same_inputs_again_stop_at_once(text: Path, capsys: pytest.CaptureFixture[str]):
     words = ("--text", text, "--vocab_size", "300", "--output_dir", "set")
     folder = prepare(*words)
     before = (folder / "meta.json").stat().st_mtime_ns
@@ -243,13 +243,13 @@ def test_other_inputs_are_refused_by_name_until_overwrite(text: Path):
     assert "changed" in texts_of(folder, "train") + texts_of(folder, "validation")
 
 
-def test_a_folder_that_is_something_else_is_never_replaced(text: Path):
+def test_folder_that_is_something_else_is_never_replaced(text: Path):
     with pytest.raises(UsageError, match=r"text exists and is not a prepared set"):
         prepare("--text", text, "--output_dir", text, "--overwrite")
     assert len(list(text.iterdir())) == 30
 
 
-def test_a_failed_overwrite_leaves_the_old_set(text: Path):
+def test_failed_overwrite_leaves_the_old_set(text: Path):
     words = ("--text", text, "--vocab_size", "300", "--output_dir", "set")
     folder = prepare(*words)
     before = files_of(folder)
@@ -287,7 +287,7 @@ def end(process: BaseProcess) -> int | None:
 
 
 @pytest.mark.slow
-def test_a_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     assert end(start("--num_workers", "2", "--output_dir", "whole", seconds_a_batch=0)) == 0
 
@@ -309,7 +309,7 @@ def test_a_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pyt
     assert files_of(half.root) == files_of(tmp_path / "whole")
 
 
-def test_an_unfinished_set_from_other_inputs_needs_overwrite(text: Path):
+def test_unfinished_set_from_other_inputs_needs_overwrite(text: Path):
     unfinished = DataFolder(Path("set")).unfinished()
     unfinished.root.mkdir()
     unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batches": 5, "splits": {}}))
@@ -321,7 +321,7 @@ def test_an_unfinished_set_from_other_inputs_needs_overwrite(text: Path):
     assert len(texts_of(Path("set"), "train") + texts_of(Path("set"), "validation")) == 30
 
 
-def test_a_foreign_partial_folder_is_refused(text: Path):
+def test_foreign_partial_folder_is_refused(text: Path):
     Path("set.partial").mkdir()
     Path("set.partial", "precious").touch()
     with pytest.raises(UsageError, match=r"set\.partial exists and was not made by prepare"):
@@ -412,13 +412,13 @@ def test_ids_beyond_the_model_are_refused(text: Path, tiny_tokenizer):
     assert not Path("set.partial").exists()
 
 
-def test_a_text_without_anything_to_hold_out_is_refused(text: Path):
+def test_text_without_anything_to_hold_out_is_refused(text: Path):
     Path("tiny.txt").write_text("x")
     with pytest.raises(UsageError, match=r"the validation split is empty"):
         prepare("--text", "tiny.txt", "--output_dir", "set")
 
 
-def test_the_command_ends_with_status_2_and_no_traceback(tmp_path: Path):
+def test_command_ends_with_status_2_and_no_traceback(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "gpt2small_hf", "prepare", "--text", "nowhere.txt"],
         cwd=tmp_path,

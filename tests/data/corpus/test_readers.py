@@ -44,12 +44,12 @@ def fails(message: str):
 # ---- text -------------------------------------------------------------------------------------------------------
 
 
-def test_a_text_file_is_one_document_with_its_newlines_untouched(tmp_path: Path):
+def test_text_file_is_one_document_with_its_newlines_untouched(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\rthree\n\n")
     assert read(tmp_path / "a.txt") == ["one\r\ntwo\rthree\n\n"]
 
 
-def test_a_byte_order_mark_is_dropped_and_only_at_the_start(tmp_path: Path):
+def test_byte_order_mark_is_dropped_and_only_at_the_start(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes("\ufeffone\ufefftwo".encode())
     (tmp_path / "a.jsonl").write_bytes('\ufeff{"text": "one"}\n'.encode())
     assert read(tmp_path / "a.txt", tmp_path / "a.jsonl") == ["one\ufefftwo", "one"]
@@ -87,7 +87,7 @@ def test_undecodable_bytes_are_named_by_file_and_offset(tmp_path: Path, monkeypa
         read(path)
 
 
-def test_an_unknown_suffix_is_plain_text_and_a_folder_is_its_known_ones(tmp_path: Path):
+def test_unknown_suffix_is_plain_text_and_a_folder_is_its_known_ones(tmp_path: Path):
     (tmp_path / "deep").mkdir()
     (tmp_path / "b.md").write_text("markdown")
     (tmp_path / "deep" / "a.txt").write_text("deep text")
@@ -97,7 +97,7 @@ def test_an_unknown_suffix_is_plain_text_and_a_folder_is_its_known_ones(tmp_path
     assert read(tmp_path / "**" / "*.txt") == ["deep text"]
 
 
-def test_what_is_missing_or_empty_is_named(tmp_path: Path):
+def test_missing_and_empty_files_are_named(tmp_path: Path):
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder").mkdir()
     with fails(r"nowhere\.txt does not exist"):
@@ -129,7 +129,7 @@ def test_each_line_of_jsonl_is_a_document_and_blank_lines_are_none(tmp_path: Pat
         (r'{"text": "\ud83d"}', r"line 2: character 0 is half of a surrogate pair.*--errors replace"),
     ],
 )
-def test_a_bad_line_of_jsonl_is_named_by_number(tmp_path: Path, line: str, message: str):
+def test_bad_line_of_jsonl_is_named_by_number(tmp_path: Path, line: str, message: str):
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
     with fails(message):
         read(tmp_path / "a.jsonl")
@@ -156,7 +156,7 @@ def test_each_row_of_parquet_is_a_document(tmp_path: Path):
         read(path)
 
 
-def test_a_folder_of_the_datasets_library_reads_alike_streamed_or_not(tmp_path: Path):
+def test_dataset_rows_are_the_same_with_and_without_streaming(tmp_path: Path):
     os.environ["HF_DATASETS_CACHE"] = str(tmp_path / "cache")
     texts = [f"row {n}" for n in range(1000)]
     (tmp_path / "set").mkdir()
@@ -172,7 +172,7 @@ def test_a_folder_of_the_datasets_library_reads_alike_streamed_or_not(tmp_path: 
         list(open_dataset(replace(given, text_column="body")).documents())
 
 
-def test_an_unreachable_hub_is_one_line_that_names_the_way_round():
+def test_unreachable_hub_error_names_the_alternatives():
     with fails(
         r"^the Hub could not be reached for --dataset nobody/nothing [^\n]*--text FILES[^\n]*no source flag"
     ) as raised:
@@ -180,7 +180,7 @@ def test_an_unreachable_hub_is_one_line_that_names_the_way_round():
     assert "\n" not in str(raised.value)
 
 
-def test_the_python_documentation_is_a_document_a_topic():
+def test_python_documentation_is_a_document_a_topic():
     source = open_python_docs()
     topics = [content(document) for document in source.documents()]
     assert len(topics) > 70
@@ -218,7 +218,7 @@ def test_ids_are_cut_into_documents_at_the_end_of_text(
     assert joined == ids + [eos_id] * (ids[-1] != eos_id)
 
 
-def test_a_file_of_ids_that_does_not_fit_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast):
+def test_file_of_ids_that_does_not_fit_is_refused(tmp_path: Path, tiny_tokenizer: PreTrainedTokenizerFast):
     path = tmp_path / "ids.safetensors"
     save_file({"tokens": torch.tensor([1, 999])}, path)
     with fails(r"contains token ids: name the tokenizer that made them with --tokenizer"):

@@ -21,7 +21,7 @@ def contents(folder: DataFolder) -> dict[str, bytes]:
 
 @settings(deadline=None, max_examples=25)  # each write waits for the disk
 @given(parts=parts, stop=st.integers(0, 4), capacity=st.integers(2, 9))
-def test_a_stopped_writer_resumes_from_its_last_record(
+def test_stopped_writer_resumes_from_its_last_record(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[int]], stop: int, capacity: int
 ):
     once, twice = (DataFolder(tmp_path_factory.mktemp("set")) for _ in range(2))

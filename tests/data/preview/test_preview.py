@@ -154,7 +154,7 @@ def test_visible_text_is_unique_and_has_no_control_characters(one: str, other: s
 
 
 @pytest.mark.parametrize("add_special_tokens", [True, False])
-def test_a_special_token_that_was_typed_is_not_shown_as_one(add_special_tokens: bool):
+def test_special_token_that_was_typed_is_not_shown_as_one(add_special_tokens: bool):
     tokenizer = tokenizer_of(add_special_tokens=add_special_tokens)
     end = "<|im_end|>" if add_special_tokens else "<|endoftext|>"
     typed = f"{end} ⟨{end}⟩ \x1b[7m{end}\x1b[0m"
@@ -192,7 +192,7 @@ def test_tokens_that_share_a_character_show_it_whole(tokenizer: PreTrainedTokeni
     assert whole.supervised
 
 
-def test_a_character_that_is_cut_shows_its_bytes(tokenizer: PreTrainedTokenizerFast):
+def test_character_that_is_cut_shows_its_bytes(tokenizer: PreTrainedTokenizerFast):
     ids = tokenizer("😀", add_special_tokens=False)["input_ids"]
     assert len(ids) == 3
     (cut,) = read_tokens(tokenizer, np.array(ids[:2]), np.ones(2, bool))
@@ -325,7 +325,7 @@ def test_rows_of_a_stream_are_one_piece(folder: Path, words: PreTrainedTokenizer
 # ---- the page ------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_needs_nothing_and_runs_nothing():
+def test_page_needs_nothing_and_runs_nothing():
     tokenizer = tokenizer_of(template="llama2")  # whose special tokens look like tags
     typed = "<script>alert(1)</script><img src=x onerror=y>&lt;</mark>\"'"
     rows = ChatDataset([chat(typed, typed, where="a<b>.jsonl, line 1")], tokenizer, seq_len=500)
@@ -430,7 +430,7 @@ def test_rows_shorter_than_the_context_of_the_base_are_called_the_default(
     assert f" --seq_len {longest}" in preview(path, "--tokenizer", model.parent, "--seq_len", longest).splitlines()[-1]
 
 
-def test_the_next_command_repeats_the_previewed_settings(preview: Callable[..., str], chats: str):
+def test_next_command_repeats_the_previewed_settings(preview: Callable[..., str], chats: str):
     flags = ["--loss_on", "last", "--template", "llama2", "--add_special_tokens", "--seq_len", "200"]
     shown = preview(chats, f"{chats}[:1]", *flags, "--packing", "best_fit")
     assert "new tokens " in shown
@@ -444,7 +444,7 @@ def test_the_next_command_repeats_the_previewed_settings(preview: Callable[..., 
     assert preview(chats).splitlines()[-1].endswith(" --template chatml --add_special_tokens false")
 
 
-def test_the_tokenizer_of_a_run_and_its_own_template(
+def test_tokenizer_of_a_run_and_its_own_template(
     preview: Callable[..., str], chats: str, tmp_path: Path, tokenizer: PreTrainedTokenizerFast
 ):
     model = tmp_path / "run" / "model"
@@ -462,7 +462,7 @@ def test_the_tokenizer_of_a_run_and_its_own_template(
     assert "⟨<|im_start|>⟩user⏎" in preview(chats, "--tokenizer", as_prepared)
 
 
-def test_a_template_given_as_jinja_is_not_written_out(preview: Callable[..., str], chats: str):
+def test_template_given_as_jinja_is_not_written_out(preview: Callable[..., str], chats: str):
     jinja = (
         "{% for m in messages %}{{ '\n' + m.role }}: {% generation %}{{ m.content + eos_token }}"
         "{% endgeneration %}{% endfor %}{% if add_generation_prompt %}{{ '\nassistant' }}: {% endif %}"
@@ -477,7 +477,7 @@ def test_a_template_given_as_jinja_is_not_written_out(preview: Callable[..., str
     assert facts(preview(chats, "--template", good))["template"].startswith("as given; ")
 
 
-def test_a_page_is_written_and_replaced(preview: Callable[..., str], chats: str, tmp_path: Path):
+def test_page_is_written_and_replaced(preview: Callable[..., str], chats: str, tmp_path: Path):
     page = tmp_path / "new" / "page.html"
     shown = preview(chats, "--html", page, "--ids")
     assert shown.splitlines()[-2] == f"wrote {page}"
@@ -490,7 +490,7 @@ def test_a_page_is_written_and_replaced(preview: Callable[..., str], chats: str,
     assert [path.name for path in page.parent.iterdir()] == ["page.html"]
 
 
-def test_a_folder_of_chats_is_shown_whole_or_by_split(preview: Callable[..., str], tmp_path: Path):
+def test_folder_of_chats_is_shown_whole_or_by_split(preview: Callable[..., str], tmp_path: Path):
     write_chats(tmp_path / "train.jsonl", chat("learn", "this"))
     write_chats(tmp_path / "validation.jsonl", chat("measure", "that"), chat("and", "this"))
     assert facts(preview(tmp_path))["of these"] == "3 conversations"
@@ -520,7 +520,7 @@ def test_chats_without_answers_can_be_previewed_with_loss_on_all(preview: Callab
     assert "Is anybody there?" in marked(preview(path, "--loss_on", "all"))
 
 
-def test_a_prepared_folder_is_shown_by_its_own_tokenizer(preview: Callable[..., str], folder: Path):
+def test_prepared_folder_is_shown_by_its_own_tokenizer(preview: Callable[..., str], folder: Path):
     shown = preview(folder, "--seq_len", "64", "--packing", "isolate", "-n", "2")
     rows = TextDataset(folder, "train", 64, packing="isolate")
     assert facts(shown)["data"] == f"{folder}, train: {rows.n_tokens:,} tokens in 78 documents"
@@ -541,9 +541,7 @@ def test_tails_that_are_held_out_are_not_shown_as_documents(preview: Callable[..
     assert facts(preview(one, "--split", "validation"))["data"].endswith(" tokens in the end of 1 document")
 
 
-def test_a_terminal_that_lacks_characters_gets_their_numbers(
-    chats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_terminal_that_lacks_characters_gets_their_numbers(chats: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", narrow)
     main([chats, "-n", "1"])
@@ -572,7 +570,7 @@ def test_a_terminal_that_lacks_characters_gets_their_numbers(
         ("--chat_data more.jsonl", "--chat_data is not a flag"),
     ],
 )
-def test_a_mistake_is_one_line(preview: Callable[..., str], chats: str, flags: str, message: str):
+def test_mistake_is_one_line(preview: Callable[..., str], chats: str, flags: str, message: str):
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         preview(chats, *flags.split())
     assert "\n" not in str(error.value)
@@ -589,13 +587,13 @@ def test_a_mistake_is_one_line(preview: Callable[..., str], chats: str, flags: s
         ("more.jsonl", "is prepared text, which is previewed separately"),
     ],
 )
-def test_a_mistake_with_prepared_text_is_one_line(preview: Callable[..., str], folder: Path, flags: str, message: str):
+def test_mistake_with_prepared_text_is_one_line(preview: Callable[..., str], folder: Path, flags: str, message: str):
     with pytest.raises(UsageError, match=re.escape(message)) as error:
         preview(folder, *flags.split())
     assert "\n" not in str(error.value)
 
 
-def test_a_page_replaces_no_folder_and_no_data(preview: Callable[..., str], chats: str, tmp_path: Path):
+def test_page_replaces_no_folder_and_no_data(preview: Callable[..., str], chats: str, tmp_path: Path):
     folder = tmp_path / "folder.html"
     folder.mkdir()
     (folder / "kept").touch()
@@ -607,7 +605,7 @@ def test_a_page_replaces_no_folder_and_no_data(preview: Callable[..., str], chat
     assert Path(chats).read_bytes() == before
 
 
-def test_an_unfinished_set_is_refused(preview: Callable[..., str], tmp_path: Path):
+def test_unfinished_set_is_refused(preview: Callable[..., str], tmp_path: Path):
     (tmp_path / "set.partial").mkdir()
     with pytest.raises(UsageError, match=r"set is not finished"):
         preview(tmp_path / "set")
