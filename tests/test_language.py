@@ -27,16 +27,14 @@ WITHDRAWN = {  # pattern → the term to use
 NOT_PROSE = re.compile(
     r"CHANGELOG\.md|examples/data/.*|tests/publishing/old_stage/.*|.*\.(png|jsonl|yml|bin)|tests/test_language\.py"
 )
-EXCEPTIONS = {"examples/EXPERIMENTS.md": {"passes over"}}
+EXCEPTIONS = {"examples/EXPERIMENTS.md": {"passes over"}, "tests/publishing/test_card.py": {"passes over"}}
 """File → withdrawn words that are right there ("8.8 passes over the text")."""
 REMAINING: dict[str, int] = {
     ".": 1,
     "gpt2small_hf": 10,
     "gpt2small_hf/config": 6,
-    "gpt2small_hf/publishing": 8,
     "tests": 2,
     "tests/compat": 1,
-    "tests/publishing": 12,
     "tests/training": 3,
 }
 """Folder → how many withdrawn words are left in it. Lower a number when you fix one; never raise it."""

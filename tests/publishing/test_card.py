@@ -1,4 +1,4 @@
-"""The model card: what stands in it stands in a file of the run, and what a model wrote cannot break it."""
+"""The model card: its values are those of the run's files, and generated text cannot break it."""
 
 import ast
 import html.parser
@@ -778,7 +778,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     assert origin["weights"] == [f"of step {source.step}"]
 
 
-def test_every_number_of_the_results_and_settings_stands_in_a_file_of_the_run(cards):
+def test_numbers_of_results_and_settings_are_in_a_file_of_the_run(cards):
     for variant in ("run", "chat", "baseline", "sweep"):
         card = cards[variant]
         files = [card.source.run_folder.resolved, card.source.run_folder.heldout, card.source.model / "config.json"]

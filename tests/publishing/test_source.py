@@ -86,7 +86,7 @@ def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(run, 
     assert "skipping runs/short/checkpoints/checkpoint-30: it is damaged" in capsys.readouterr().err
 
 
-def test_of_an_unfinished_run_the_newest_whole_checkpoint_is_taken(run, capsys):
+def test_source_of_an_unfinished_run_is_its_latest_complete_checkpoint(run, capsys):
     run.heldout.unlink()
     source = find_source(run.root)
     assert (source.step, source.is_checkpoint) == (20, True)
@@ -206,7 +206,7 @@ def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run)
     assert list(Path("runs").iterdir()) == [run.root]
 
 
-def test_a_published_folder_is_a_model_though_the_settings_of_its_run_lie_in_it(run):
+def test_published_folder_with_resolved_json_is_a_model_not_a_run(run):
     shutil.copytree(run.model, "published")
     shutil.copyfile(run.resolved, "published/resolved.json")
     source = find_source(Path("published"))

@@ -1,4 +1,4 @@
-"""What is staged: exactly the files a stranger needs, as they were measured; everything else, and every secret, not."""
+"""Staging: exactly the files that users need are copied, and inconsistent or unsafe ones are refused."""
 
 import re
 import shutil
@@ -574,7 +574,7 @@ def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
         ("def f(:", "mine/gpt.py is not Python ("),
     ],
 )
-def test_code_that_a_stranger_cannot_run_is_refused(lines, said, bare):
+def test_code_with_imports_that_users_lack_is_refused(lines, said, bare):
     with (bare / "gpt.py").open("a") as file:
         file.write(f"\n{lines}\n")
     assert refusal(bare).startswith(said)
@@ -588,7 +588,7 @@ def test_missing_code_is_refused_with_what_to_do(name, bare):
     assert "--code_only" in said
 
 
-def test_what_strangers_have_is_no_reason_to_refuse(bare):
+def test_imports_that_all_users_have_are_accepted(bare):
     with (bare / "gpt.py").open("a") as file:
         file.write("import os.path\nimport torch.nn\nfrom transformers.utils import logging\nimport huggingface_hub\n")
     assert "gpt.py" in list_files(staged(bare, allow_modified_code=True))
