@@ -90,11 +90,8 @@ def list_jobs(recipes: dict[str, Path], args: SweepArguments, folder: SweepFolde
     seeds = range(1, args.seeds + 1)
     wanted = [(BASELINE, i, t) for i in seeds for t in seeds]
     wanted += [(name, i, i) for i in seeds[: args.n_pairs] for name in recipes if name != BASELINE]
-    jobs = []
-    for name, i, t in wanted:
-        run = folder.run(name, i, t)
-        jobs.append(Job(recipes[name], i, t, run, folder.log(run)))
-    return jobs
+    runs = [folder.run(*key) for key in wanted]
+    return [Job(recipes[name], i, t, run, folder.log(run)) for (name, i, t), run in zip(wanted, runs, strict=True)]
 
 
 # ---- before the first run ----------------------------------------------------------------------------------------
@@ -164,10 +161,8 @@ def has_changed(job: Job, fingerprint: str) -> bool:
 
 def settings_that_matter(recipe: Path, ignored: set[str]) -> dict[str, object]:
     """Return the settings of a recipe without those that a resumed run may change."""
-    settings = read_recipe(recipe, ALTERNATIVES)
-    return {
-        name: value for name, value in settings.items() if name not in ignored and not name.startswith(MAY_CHANGE_ALL)
-    }
+    found = read_recipe(recipe, ALTERNATIVES).items()
+    return {name: value for name, value in found if name not in ignored and not name.startswith(MAY_CHANGE_ALL)}
 
 
 def is_done(job: Job) -> bool:

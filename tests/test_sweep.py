@@ -161,7 +161,7 @@ def test_killed_sweep_resumes_and_ends_with_the_same_weights(swept, tmp_path):
         out, err = process.communicate()
         if process.returncode == 0:
             break
-        assert "error: another sweep, or a run that one began, is at work in runs/ladder." in err
+        assert "error: another sweep, or a run that it started, trains in runs/ladder." in err
         time.sleep(0.5)
     assert "4 runs of 1 recipes, 2 of them not finished" in out
     theirs = finished(swept[0])

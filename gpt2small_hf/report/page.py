@@ -171,9 +171,8 @@ def held_out(run: Run) -> str | None:
     if run.resolved.chat:
         separate = " of separate files" if data.sources.get("validation") else ""
         return f"{data.validation.conversations:,} conversations{separate}" if data.validation else None
-    if "validation" not in data.splits:
+    if (counts := data.splits.get("validation")) is None:
         return None
-    counts = data.splits["validation"]
     n, tokens = counts.documents, f"{counts.tokens:,} tokens"
     kinds = {
         "tails": "the end of the document" if n == 1 else f"the ends of all {n:,} documents",

@@ -72,8 +72,6 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of packages that affect results."""
     found = {"python": platform.python_version()}
     for name in ("gpt2small-hf", "torch", "transformers", "accelerate", "tokenizers", "tiktoken", "datasets"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

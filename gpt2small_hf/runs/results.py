@@ -1,5 +1,5 @@
 # pyright: strict
-"""Typed contents of the files that training and evaluation write into a run folder, apart from resolved.json."""
+"""Typed contents of the files of a run folder other than resolved.json, and of sweep.json."""
 
 from __future__ import annotations
 
