@@ -71,7 +71,7 @@ class Part:
     @classmethod
     def load_lines(cls: type[P], path: Path) -> list[P]:
         """Read a JSON Lines file; one that does not exist has no lines. Raises: UsageError as `from_json`."""
-        lines = read_jsonl(path) if path.is_file() else []
+        lines = read_jsonl(path) if path.exists() else []
         return [cls.from_json(line, f"{path}, line {number}:") for number, line in enumerate(lines, 1)]
 
     def to_json(self) -> Json:
