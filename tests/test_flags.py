@@ -82,7 +82,7 @@ def test_recipe_of_the_package_is_found_by_name_unless_there_is_a_file(name, tmp
 def test_unknown_recipe_names_those_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("tinny", "/tiny.yaml", "../tiny.yaml", ".", "/", ""):
-        with pytest.raises(UsageError, match=r"Cannot read the recipe .*recipes of the package are .*gpt2-small.*tiny"):
+        with pytest.raises(UsageError, match=r"Cannot read the recipe .*ecipes of the package: .*gpt2-small.*tiny"):
             read_recipe(find_recipe(name))
     with pytest.raises(UsageError, match=r"Did you mean tiny\?$"):
         read_recipe(find_recipe("tinny"))
@@ -113,7 +113,7 @@ def test_dashes_are_accepted_and_abbreviations_are_not():
         (["--bf61"], "--bf61 is not a flag. Did you mean --bf16?"),
         (["--zzz", "1"], "--zzz is not a flag. All flags: prog --help"),
         (["--learning_rate", "fast"], "--learning_rate: 'fast' is not a number"),
-        (["stray"], "stray is in the place of a flag"),
+        (["stray"], "stray is not a flag"),
     ],
 )
 def test_flag_error_names_the_fix(words, message):
@@ -131,7 +131,7 @@ def test_flag_error_names_the_fix(words, message):
         (f"a: {'[' * 5000}\n", "is not valid YAML"),
         (None, "Cannot read the recipe"),
         ("1: 2\n", "1 is not the name of a flag"),
-        ("a: 1\na: 2\n", "a stands twice"),
+        ("a: 1\na: 2\n", "a is given twice"),
     ],
 )
 def test_invalid_recipe_is_reported_with_its_path(tmp_path, content, words):

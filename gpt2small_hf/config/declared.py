@@ -1,7 +1,7 @@
-"""What a module declares, read from its source: the fields of a dataclass, the members of an enum.
+"""Dataclasses, enums and the keys of dictionaries, read from the source of a module without importing it.
 
 `TrainingArguments` and `GPT2SmallConfig` cannot be imported without torch, which takes seconds. Flags are checked
-before that, against the names, types, defaults and help texts that are read here.
+before that, against their names, types, defaults and help texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, get_type_hints
 
 
 class ExplicitEnum(str, Enum):
-    """As transformers' own: members are strings."""
+    """Stands for transformers' base class of enums with strings as members."""
 
 
 # Names in transformers' fields whose values need the rest of it. A test compares what is read with the real classes.
@@ -32,7 +32,7 @@ _NAMES: dict[str, Any] = {
 
 
 def source_of(module: str) -> Path:
-    """The file of a module, without importing its package. Raises: ModuleNotFoundError if that is not installed."""
+    """Return the file of a module. Raises: ModuleNotFoundError if its package is not installed."""
     package, *rest = module.split(".")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
@@ -41,7 +41,7 @@ def source_of(module: str) -> Path:
 
 
 def imported_alone(module: str) -> ModuleType:
-    """Import a module without its package. For one that needs nothing of the package."""
+    """Import a module that needs nothing else of its package, without importing the package."""
     spec = spec_from_file_location(f"{module} alone", source_of(module))
     assert spec is not None
     assert spec.loader is not None
@@ -53,16 +53,16 @@ def imported_alone(module: str) -> ModuleType:
 
 @cache
 def declared(module: str, name: str, *also: str, methods: tuple[str, ...] = ()) -> Any:
-    """A class with the declarations of another, and without its methods and bases: a dataclass, or an enum.
+    """Return a class with the declarations of another, a dataclass or an enum, without its methods and bases.
 
     Args:
-        module: where the class is.
-        name: of the class.
+        module: module of the class.
+        name: name of the class.
         also: modules whose enums the class names.
-        methods: names of methods to keep, which need nothing but the fields.
+        methods: methods to keep, which need the fields alone.
 
-    Returns: the class; the real one, imported, where its source needs more than its own module, `also` and the
-        standard library.
+    Returns: the class; the real one, imported, if its source needs more than this module, `also` and the standard
+        library.
     """
     known = {**_NAMES, "__name__": __name__}
     try:

@@ -115,14 +115,13 @@ class FlagParser(HfArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise: UsageError, in place of argparse's page of usage."""
+        """Raise: UsageError, instead of printing the usage."""
         raise UsageError(f"{_plain(message)}. {self.all_flags}")
 
     def fill(self, words: Sequence[str]) -> tuple[Any, ...]:
-        """Fill the dataclasses from flags.
+        """Return the dataclass instances, then the namespace of other arguments, if there are any.
 
-        Returns: the dataclass instances, then the namespace of arguments that belong to none of them, if there are any.
-        Raises:  UsageError for an unknown flag, naming the nearest one, and for a value the dataclass refuses.
+        Raises: UsageError for an unknown flag, naming the nearest one, and for an invalid value.
         """
         *filled, unknown = self.parse_args_into_dataclasses(
             list(words), return_remaining_strings=True, look_for_args_file=False
@@ -143,15 +142,9 @@ class FlagParser(HfArgumentParser):
         return found
 
     def checked(self, name: str, value: Any, where: str) -> Any:
-        """Check a value of a recipe or of Python. A string is read as the flag reads it: `"20"` is 20 for an integer.
+        """Return a value of a recipe or of Python with the flag's type: `"20"` is 20 for an integer.
 
-        Args:
-            name: of the flag.
-            value: not None.
-            where: it is from, for the error.
-
-        Returns: the value, of the flag's type.
-        Raises:  UsageError for another type, or a choice that the flag does not have.
+        Raises: UsageError that starts with `where`, for another type, or a choice that the flag does not have.
         """
         action = self._option_string_actions[f"--{name}"]
         if action.nargs == "+":
@@ -177,7 +170,7 @@ class FlagParser(HfArgumentParser):
     def _refuse(self, unknown: Sequence[str]) -> None:
         for word in unknown:
             if not word.startswith("--"):
-                raise UsageError(f"{word} is in the place of a flag. {self.all_flags}")
+                raise UsageError(f"{word} is not a flag. {self.all_flags}")
             self.require(word.lstrip("-").split("=")[0], dashes="--")
 
     def require(self, name: str, *, where: str = "", dashes: str = "") -> None:

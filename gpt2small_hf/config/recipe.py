@@ -1,4 +1,4 @@
-"""A recipe: YAML, flat, its keys are flag names. How it is found, read and merged over the one that it extends."""
+"""Recipes: flat YAML files whose keys are flag names; found by name, read and merged with those that they extend."""
 
 from __future__ import annotations
 
@@ -17,13 +17,9 @@ BASELINE = "baseline"
 
 
 def find_recipe(name: str, folder: Path = Path()) -> Path:
-    """Return the recipe that a word names: a file, also without `.yaml`, or else one of the package's examples.
+    """Return the path of a recipe: a file in `folder`, or an example of the package, with or without `.yaml`.
 
-    Args:
-        name: of a file, or of an example: `tiny`, `examples/tiny.yaml`, `interventions/baseline`.
-        folder: where the name is looked up first.
-
-    Returns: its path; `folder / name` if there is no such recipe.
+    Examples are named `tiny`, `examples/tiny.yaml`, `interventions/baseline`. If neither exists: `folder / name`.
     """
     here, packaged = folder / name, _example(Path(name))
     places = [place for path in (here, packaged) for place in (path, path.parent / f"{path.name}.yaml")]
@@ -35,7 +31,7 @@ def _example(name: Path) -> Path:
 
 
 def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a YAML recipe: flat, its keys are flag names. `extends: other.yaml` merges it over another one.
+    """Read a recipe. `extends: other.yaml` merges it with another one, whose settings it overrides.
 
     `alternatives` are settings of which one replaces the others; `above` are recipes that extend this one.
 
@@ -48,17 +44,18 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     except OSError as error:
         packaged = sorted(each.stem for each in resource("examples").glob("*.yaml"))
         near = difflib.get_close_matches(path.stem, packaged, 1)
-        from_where = f" {above[-1]} extends it." if above else ""
+        extends = f" {above[-1]} extends it." if above else ""
+        hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(
-            f"Cannot read the recipe {path} ({error.strerror}).{from_where} The working folder is {Path.cwd()}; the "
-            f"recipes of the package are {', '.join(packaged)}.{f' Did you mean {near[0]}?' if near else ''}"
+            f"Cannot read the recipe {path} ({error.strerror}).{extends} Recipes of the package: {', '.join(packaged)}."
+            f"{hint}"
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if recipe is None:
         return {}
     if not isinstance(recipe, dict):
-        raise UsageError(f"{path} is not a recipe: write one `flag_name: value` a line, as in examples/tiny.yaml.")
+        raise UsageError(f"{path} is not a recipe: write one `flag_name: value` per line, as in examples/tiny.yaml.")
     for key in recipe:
         if not isinstance(key, str):
             raise UsageError(f"{path}: {key} is not the name of a flag.")
@@ -67,56 +64,55 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
         return recipe
     above, lower = (*above, path.resolve()), find_recipe(str(base), path.parent)
     if lower.resolve() in above:
-        raise UsageError(f"{path} extends {base}, which extends it. Leave one of the two out.")
+        raise UsageError(f"{path} extends {base}, which extends it. Remove one of the two lines.")
     return merge_recipes(read_recipe(lower, alternatives, above), recipe, alternatives)
 
 
 def merge_recipes(
     lower: dict[str, Any], upper: dict[str, Any], alternatives: Sequence[set[str]] = ()
 ) -> dict[str, Any]:
-    """`lower` with the settings of `upper`, and without what those replace."""
-    beaten = {name for group in alternatives if group & upper.keys() for name in group}
-    return {key: value for key, value in lower.items() if key not in beaten} | upper
+    """Return `lower` overridden by `upper`, without the alternatives of the settings in `upper`."""
+    replaced = {name for group in alternatives if group & upper.keys() for name in group}
+    return {key: value for key, value in lower.items() if key not in replaced} | upper
 
 
 def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
-    """A recipe that stands alone: the file as it is, or with what it extends written out. Raises: as `read_recipe`."""
+    """Return the text of a recipe, merged with those that it extends. Raises: as `read_recipe`."""
     if extended(path) is None:
         return path.read_text(encoding="utf-8")
     return f"# {path.name}, with what it extends\n{as_yaml(read_recipe(path, alternatives))}"
 
 
 def extended(path: Path) -> Path | None:
-    """The recipe that a recipe extends, if it does."""
+    """Return the recipe that a recipe extends; None if it extends none."""
     base = (yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}).get("extends")
     return None if base is None else find_recipe(str(base), path.parent)
 
 
 def find_recipes(folder: Path) -> dict[str, Path]:
-    """The recipes of a sweep by name, the baseline first; `folder` may be one of the package's examples.
+    """Return the recipes of a folder, or of one of the package's examples, by name, with the baseline first.
 
-    Raises: UsageError if there is no baseline.
+    Raises: UsageError if it has no baseline.
     """
     found = folder if folder.is_dir() else _example(folder)
     recipes = {path.stem: path for path in sorted(found.glob("*.yaml"))}
     if BASELINE not in recipes:
-        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes that has one.")
+        raise UsageError(f"{folder} has no {BASELINE}.yaml to compare with. Name a folder of recipes with one.")
     return {BASELINE: recipes.pop(BASELINE), **recipes}
 
 
 def as_yaml(recipe: dict[str, Any]) -> str:
-    """Settings as the text of a recipe."""
+    """Return settings as the text of a recipe."""
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=110)
 
 
 class _RecipeLoader(yaml.SafeLoader):
-    """YAML in which `no` is a word, as in `eval_strategy: no`, and a key stands once."""
+    """YAML in which `no` is a string, as in `eval_strategy: no`, and keys are unique."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
-        twice = [key for key in keys if keys.count(key) > 1]
-        if twice:
-            raise yaml.YAMLError(f"{twice[0]} stands twice; leave one.")
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} is given twice. Remove one of the lines.")
         return super().construct_mapping(node, deep)
 
 

@@ -23,8 +23,6 @@ ALTERNATIVES = (
     {"max_steps", "num_train_epochs", "tokens", "tokens_per_parameter"},
 )
 """Groups of settings of which one replaces the others."""
-OF_A_BASE = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "max_position_embeddings"}
-"""Model settings that a fine-tuning run may change."""
 _TEXT_SOURCES = ("data_dir", "text", "dataset", "validation_text", "tokenizer", "vocab_size")
 _NOT_IN_A_PRINTED_RECIPE = {
     *("output_dir", "disable_tqdm", "print_recipe", "overwrite", "resume", "preflight_only", "find_batch_size"),
@@ -51,7 +49,7 @@ COMMON_SETTINGS = {  # what `train --help` and `plan --help` print; argparse add
     },
     "schedule and optimizer": {
         "max_steps": "Optimizer steps. -1: --num_train_epochs.",
-        "num_train_epochs": "Passes over the training rows.",
+        "num_train_epochs": "Number of epochs.",
         "learning_rate": "Peak learning rate.",
         "lr_scheduler_type": "Shape of the learning rate.",
         "warmup_steps": "Steps of warm-up; below 1, their share.",

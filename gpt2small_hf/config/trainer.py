@@ -92,7 +92,7 @@ class TrainerSettings(DeclaredTrainingArguments):
     )
     weight_decay: float = setting(0.1, "Weight decay; --decay names the parameters.")
     adam_beta2: float = setting(0.95, "Decay rate of AdamW's mean of squared gradients.")
-    num_train_epochs: float = setting(1.0, "Number of passes over the training rows.")
+    num_train_epochs: float = setting(1.0, "Number of epochs.")
     logging_steps: float = setting(10, "Steps between two lines of metrics.jsonl.")
     # With the filter, the Trainer logs a NaN loss as a finite number.
     logging_nan_inf_filter: bool = setting(False, "Hide NaN losses from the log. Leave it off.")

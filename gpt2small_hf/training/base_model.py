@@ -6,7 +6,7 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerFast
 
-from gpt2small_hf.config.resolve import OF_A_BASE, RunConfig
+from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
@@ -25,6 +25,9 @@ from gpt2small_hf.runs.files import sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.training.paths import locate_base
+
+CHANGEABLE = {"embd_pdrop", "attn_pdrop", "resid_pdrop", "max_position_embeddings"}
+"""Model settings that a fine-tuning run may change."""
 
 
 def initial_seed(run_config: RunConfig) -> int:
@@ -84,10 +87,7 @@ def sources_of(model: Path) -> list[dict[str, Any]] | None:
 
 
 def find_base(name: str) -> Base:
-    """Find a base model, without loading its weights.
-
-    Raises: UsageError if there is none, or it has another architecture.
-    """
+    """Find a base model, without loading its weights. Raises: UsageError as `locate_base`."""
     name, weights = locate_base(name)
     return Base(name, GPT2SmallConfig.from_pretrained(name), sha256(weights))
 
@@ -98,16 +98,15 @@ def adapt_base_config(base: Base, run_config: RunConfig) -> GPT2SmallConfig:
     Raises: UsageError for other sizes than those of the base model, and for a shorter context.
     """
     config = GPT2SmallConfig.from_dict(base.config.to_dict())
-    for setting in fields(run_config.model):
-        name, there = setting.name, getattr(config, setting.name)
-        wanted = getattr(run_config.model, name)
-        if name not in run_config.named or wanted == there or (wanted is None and name == "intermediate_size"):
+    for name in [name for name in vars(run_config.model) if name in run_config.named]:
+        found, wanted = getattr(config, name), getattr(run_config.model, name)
+        if wanted == found or (wanted is None and name == "intermediate_size"):
             continue
-        if name not in OF_A_BASE:
-            raise UsageError(f"--{name} is {wanted}, but the base model {base.name} has {there}. Leave it out.")
-        if name == "max_position_embeddings" and wanted < there:
+        if name not in CHANGEABLE:
+            raise UsageError(f"--{name} is {wanted}, but the base model {base.name} has {found}. Leave it out.")
+        if name == "max_position_embeddings" and wanted < found:
             raise UsageError(
-                f"--{name} is {wanted}, but {base.name} has {there}: give that. Rows may be shorter: --seq_len {wanted}"
+                f"--{name} is {wanted}, but {base.name} has {found}. For shorter rows use --seq_len {wanted}."
             )
         setattr(config, name, wanted)
     try:
@@ -118,21 +117,12 @@ def adapt_base_config(base: Base, run_config: RunConfig) -> GPT2SmallConfig:
 
 
 def load_base(
-    base: Base,
-    config: GPT2SmallConfig,
-    seed: int,
-    *,
-    new_ids: Sequence[int] = (),
-    stop_ids: Sequence[int] = (),
+    base: Base, config: GPT2SmallConfig, seed: int, *, new_ids: Sequence[int] = (), stop_ids: Sequence[int] = ()
 ) -> GPT2SmallForCausalLM:
-    """Load the weights of a base model into a model of `config`. Embeddings of new tokens are the mean of the others.
+    """Load the weights of a base model into a model of `config`, whose vocabulary and context may be larger.
 
-    Args:
-        base: the base model.
-        config: of the result; its vocabulary and context may be larger.
-        seed: of new positions, which are drawn as initial weights are.
-        new_ids: ids of new tokens.
-        stop_ids: ids that end a generation.
+    Embeddings of new tokens (`new_ids`) are the mean of the others; new positions are drawn as initial weights are.
+    `stop_ids` end a generation.
 
     Raises: UsageError if the weights cannot be read.
     """
@@ -185,7 +175,7 @@ def add_adapter(model: GPT2SmallForCausalLM, run_config: RunConfig, base: Base, 
     torch.manual_seed(initial_seed(run_config))
     settings = LoraConfig(
         r=run_config.run.lora_rank,
-        lora_alpha=run_config.run.lora_alpha or 2 * run_config.run.lora_rank,
+        lora_alpha=run_config.run.lora_alpha or 2 * run_config.run.lora_rank,  # pyright: ignore[reportArgumentType]
         lora_dropout=run_config.run.lora_dropout,
         target_modules="all-linear",
         trainable_token_indices=added or None,

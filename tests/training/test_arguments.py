@@ -80,7 +80,7 @@ def test_a_mistyped_recipe_key_is_refused_with_the_file_and_the_nearest_name(tmp
         (["missing.yaml"], "Cannot read the recipe missing.yaml"),
         (["--validation_fraction", "1.5"], "--validation_fraction is 1.5"),
         (["--optim", "adamv"], "adamv"),
-        ([str(TINY), "max_steps=100"], "max_steps=100 is in the place of a flag"),
+        ([str(TINY), "max_steps=100"], "max_steps=100 is not a flag"),
         (["--output_dir", ""], "--output_dir is empty"),
         (["--validation_fraction", "0"], "no text or chats are held out"),
         (["--max_steps", "many"], "--max_steps: 'many' is not a whole number"),

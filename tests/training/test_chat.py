@@ -562,7 +562,7 @@ def refused(place: Path, *more: str) -> str:
     [
         (("--init_from", "nowhere/at-all/x"), "no such folder in"),
         (("--hidden_size", "32"), "--hidden_size is 32, but"),
-        (("--max_position_embeddings", "8"), "Rows may be shorter: --seq_len 8"),
+        (("--max_position_embeddings", "8"), "For shorter rows use --seq_len 8"),
         (("--max_length", "200"), "but rows have 128 tokens"),
         (("--seq_len", "200"), "a row has from 2 to 128 tokens"),
         (("--tokens", "1000"), "For chats give --num_train_epochs"),

@@ -1,4 +1,4 @@
-"""The least memory that a run takes: equal to what a real one holds, and refused only where it cannot fit."""
+"""The lower bound of memory equals what a real run holds, and refuses only runs that cannot fit."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def held_bytes(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.ndim)  # steps are counted apart
 
 
-def test_least_memory_is_what_weights_gradients_and_adamw_hold():
+def test_memory_of_weights_gradients_and_adamw_is_exact():
     model = GPT2SmallForCausalLM(tiny_config())
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.zeros(1, 4, dtype=torch.long)
@@ -33,7 +33,7 @@ def test_least_memory_is_what_weights_gradients_and_adamw_hold():
     assert budget.memory_bytes(n, model.config, read(), trains=False) == held_bytes(model.parameters())
 
 
-def test_runs_are_refused_from_the_first_size_that_cannot_fit(monkeypatch):
+def test_run_is_refused_from_the_first_size_that_cannot_fit(monkeypatch):
     sizes = ("--hidden_size", "1024", "--max_position_embeddings", "64", "--use_cpu")
     monkeypatch.setattr("gpt2small_hf.training.memory.machine_bytes", lambda: 2**31)
     counts = [budget.sizes(tiny_config(hidden_size=1024, num_hidden_layers=n)).total for n in range(1, 13)]
@@ -54,7 +54,7 @@ def test_least_parameters_is_a_lower_bound(changes):
     assert 0.5 * budget.sizes(config).total < config.least_parameters() < budget.sizes(config).total
 
 
-def test_model_of_another_run_is_not_judged_by_the_sizes_of_a_new_one(monkeypatch):
+def test_base_model_is_not_checked_by_the_sizes_of_a_new_one(monkeypatch):
     monkeypatch.setattr("gpt2small_hf.training.memory.machine_bytes", lambda: 2**30)
     words = ("--use_cpu", "--hidden_size", "768", "--num_hidden_layers", "12", "--num_attention_heads", "12")
     with pytest.raises(UsageError, match="this machine has"):
@@ -67,7 +67,7 @@ def test_model_of_another_run_is_not_judged_by_the_sizes_of_a_new_one(monkeypatc
 @pytest.mark.parametrize(
     "allowed", [("--optim", "adafactor", "--use_cpu"), ("--optim", "adamw_torch"), ("--optim", "sgd", "--use_cpu")]
 )
-def test_runs_that_may_fit_elsewhere_or_with_less_state_are_not_refused(allowed):
+def test_run_that_may_fit_on_a_gpu_or_with_less_state_is_not_refused(allowed):
     """Without --use_cpu there may be a GPU, and the machine holds the weights alone."""
     layers = machine_bytes() // (16 * 12 * 1024**2) + 1
     sizes = ("--hidden_size", "1024", "--num_hidden_layers", str(layers))
@@ -77,7 +77,7 @@ def test_runs_that_may_fit_elsewhere_or_with_less_state_are_not_refused(allowed)
 
 
 @pytest.mark.parametrize("shared", ["WORLD_SIZE", "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
-def test_runs_that_share_out_their_weights_are_not_judged(shared, monkeypatch):
+def test_sharded_run_is_not_checked(shared, monkeypatch):
     huge = read("--hidden_size", "200000")
     with pytest.raises(UsageError):
         check_memory(huge)
@@ -85,7 +85,7 @@ def test_runs_that_share_out_their_weights_are_not_judged(shared, monkeypatch):
     check_memory(huge)
 
 
-def test_a_batch_that_cannot_fit_is_refused():
+def test_batch_that_cannot_fit_is_refused():
     args = read("--use_cpu")
     check_memory(args, batch_tokens=16 * 64)
     with pytest.raises(UsageError, match=r"batches of 1,000,000,000,000 tokens.*Lower --per_device_train_batch_size"):

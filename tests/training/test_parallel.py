@@ -1,4 +1,4 @@
-"""Training in several processes: the steps of one, a bad step bad for all, and a folder that was never split."""
+"""Training in several processes: same steps, skipped steps and model folder as in one process."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A saved model, of a vocabulary that two does not divide."""
+    """A saved model whose vocabulary size is odd."""
     place = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
     GPT2SmallForCausalLM(tiny_config()).save_pretrained(place)
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(folder: Path, place: Path, kind: str, **changes: Any) -> CausalLMTrainer:
-    """A Trainer that is `alone`, or one of two with the whole model (`copied`) or half of it (`sharded`)."""
+    """A Trainer that is `alone`, or one of two with all of the model (`copied`) or half of it (`sharded`)."""
     if kind == "alone":
         model = GPT2SmallForCausalLM.from_pretrained(folder).train()
     else:
@@ -86,7 +86,7 @@ def make(folder: Path, place: Path, kind: str, **changes: Any) -> CausalLMTraine
 
 
 def train(trainer: CausalLMTrainer, kind: str) -> dict[str, Any]:
-    """What was logged and the weights."""
+    """Return the log and the weights."""
     trainer.train()
     assert isinstance(trainer.model_wrapped, nn.parallel.DistributedDataParallel) is (kind == "copied")
     return {
@@ -117,7 +117,7 @@ def test_two_processes_take_the_steps_of_one_with_the_same_rows(pair, folder, ki
 
 
 def measure_chats(folder: Path, place: Path, kind: str) -> tuple[float, float]:
-    """The Trainer's held-out loss of eleven chats, and the mean over their tokens by `heldout_losses`."""
+    """Return the Trainer's held-out loss of eleven chats, and the mean over their tokens by `heldout_losses`."""
     tokenizer = train_tokenizer(["Every effort moves you forward. "] * 20, 300)
     set_template(tokenizer, "chatml")
     said = ["Every effort. " * (1 + n % 3) for n in range(11)]
@@ -134,14 +134,14 @@ def measure_chats(folder: Path, place: Path, kind: str) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_two_processes_measure_each_supervised_token_once(pair, folder, tmp_path):
-    """Eleven rows do not go into batches of two on two processes: accelerate would measure some rows twice."""
+def test_two_processes_evaluate_each_supervised_token_once(pair, folder, tmp_path):
+    """Eleven rows are not a multiple of the batches of two processes: accelerate would evaluate some rows twice."""
     for found, by_token in [measure_chats(folder, tmp_path, "alone"), *pair(measure_chats, folder, tmp_path, "copied")]:
         assert found == pytest.approx(by_token, abs=1e-5)
 
 
 def measure_text(folder: Path, place: Path, kind: str, rows: int, batch_size: int) -> tuple[float, float]:
-    """The Trainer's held-out loss of some rows of text, and the mean over their tokens by `heldout_losses`."""
+    """Return the Trainer's held-out loss of some rows of text, and the mean over their tokens by `heldout_losses`."""
     heldout = TextDataset(place / "data", "validation", 16, max_rows=rows)
     assert len(heldout) == rows
     torch.manual_seed(0)
@@ -160,7 +160,7 @@ def measure_text(folder: Path, place: Path, kind: str, rows: int, batch_size: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "batch_size"), [(11, 2), (1, 4), (13, 3), (12, 2)])
-def test_two_processes_measure_each_row_of_text_once(pair, folder, tmp_path, rows, batch_size):
+def test_two_processes_evaluate_each_row_of_text_once(pair, folder, tmp_path, rows, batch_size):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"Every effort {n} moves {n * n} you forward.\n\n" for n in range(200)))
     prepare(PrepareArguments(text=[str(text)], vocab_size=300, validation_fraction=0.3), tmp_path / "data")
@@ -170,7 +170,7 @@ def test_two_processes_measure_each_row_of_text_once(pair, folder, tmp_path, row
 
 
 def reductions(folder: Path, place: Path, kind: str, micro_batches: int) -> int:
-    """How often tensors were summed over the processes in three steps."""
+    """Return how often tensors were summed over the processes in three steps."""
     trainer = make(folder, place, kind, max_steps=3, gradient_accumulation_steps=micro_batches)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         train(trainer, kind)
@@ -180,7 +180,7 @@ def reductions(folder: Path, place: Path, kind: str, micro_batches: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copied", "sharded"])
-def test_gradients_go_over_the_wire_once_a_step_and_not_once_a_micro_batch(pair, folder, kind, tmp_path):
+def test_gradients_are_reduced_once_per_step(pair, folder, kind, tmp_path):
     once, *_ = pair(reductions, folder, tmp_path, kind, 1)
     assert once >= 3
     assert pair(reductions, folder, tmp_path, kind, 4) == [once, once]
@@ -194,7 +194,7 @@ SPOILED = "model.layers.1.mlp.up_proj.weight"
 
 
 def spoil(trainer: CausalLMTrainer) -> None:
-    """Make the steps of `BAD` bad, by one layer's output or by its weight's gradient."""
+    """Spoil the steps of `BAD`: the output of one layer, or the gradient of its weight."""
     rank, layer = trainer.args.process_index, trainer.model.model.layers[1].mlp.up_proj
     # Of a weight in shards, each rank's infinite row is the other's to hold.
     infinite = torch.tensor([len(layer.weight) - 1 if rank == 0 else 0], device=trainer.args.device)
@@ -221,7 +221,7 @@ def spoil(trainer: CausalLMTrainer) -> None:
 
 
 class Watch(TrainerCallback):
-    """At which steps, from 0, weights changed, and which gradients were broken where they did not."""
+    """Return the steps, from 0, at which weights changed, and the broken gradients of the others."""
 
     def __init__(self, trainer: CausalLMTrainer) -> None:
         self.trainer = trainer
@@ -252,7 +252,7 @@ def train_with_bad_steps(folder: Path, place: Path, kind: str, **changes: Any) -
 
 
 def assert_skipped(result: dict[str, Any], bad: dict[int, str]) -> None:
-    """Exactly these steps were skipped, each as what it was, and training went on."""
+    """Assert that exactly these steps were skipped, each for its reason, and all others trained."""
     broken = {"loss": list(result["weights"]), "non_finite": [SPOILED], "overflow": [], "spike": []}
     assert result["unchanged"] == {step: broken[kind] for step, kind in bad.items()}
     assert result["skipped"] == {kind: list(bad.values()).count(kind) for kind in KINDS}
@@ -268,7 +268,7 @@ def assert_skipped(result: dict[str, Any], bad: dict[int, str]) -> None:
     [("copied", False), ("copied", True), ("sharded", False), ("sharded", True)],
     ids=lambda value: value if isinstance(value, str) else "bfloat16" if value else "float32",
 )
-def test_what_is_bad_on_one_rank_or_in_one_shard_is_skipped_by_all(pair, folder, kind, bf16, tmp_path):
+def test_bad_step_of_one_rank_or_shard_is_skipped_by_all(pair, folder, kind, bf16, tmp_path):
     one, other = pair(train_with_bad_steps, folder, tmp_path, kind)
     for result in (one, other):
         assert_skipped(result, {step: bad for step, (bad, _) in BAD.items()})
@@ -277,7 +277,7 @@ def test_what_is_bad_on_one_rank_or_in_one_shard_is_skipped_by_all(pair, folder,
 
 
 @pytest.mark.slow
-def test_in_bfloat16_bad_steps_are_skipped_as_in_float32(folder, tmp_path):
+def test_bad_steps_in_bfloat16_are_skipped_as_in_float32(folder, tmp_path):
     result = train_with_bad_steps(folder, tmp_path, "alone", bf16=True)
     assert_skipped(result, {step: bad for step, (bad, ranks) in BAD.items() if 0 in ranks})
 
@@ -286,7 +286,7 @@ def refuse(folder: Path, place: Path, kind: str) -> str:
     trainer = make(folder, place, kind, max_steps=2, save_strategy="steps", save_steps=2, save_only_model=True)
     weight = trainer.model.model.embed_positions.weight
     if kind == "copied" or dist.get_rank() == 1:
-        with torch.no_grad():  # the last position, which no row of sixteen tokens reaches, lies in the second shard
+        with torch.no_grad():  # the last position, which no row of sixteen tokens reaches, is in the second shard
             (weight.to_local() if kind == "sharded" else weight)[-1] = torch.nan
     with pytest.raises(RunStoppedError) as caught:
         trainer.train()
@@ -295,7 +295,7 @@ def refuse(folder: Path, place: Path, kind: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["copied", "sharded"])
-def test_no_rank_saves_weights_that_are_not_finite_in_one_shard(pair, folder, kind, tmp_path):
+def test_weights_not_finite_in_one_shard_are_saved_by_no_rank(pair, folder, kind, tmp_path):
     messages = pair(refuse, folder, tmp_path, kind)
     assert all(message.startswith("model.embed_positions.weight is not finite at step 2") for message in messages)
     assert list(tmp_path.iterdir()) == []
@@ -303,9 +303,7 @@ def test_no_rank_saves_weights_that_are_not_finite_in_one_shard(pair, folder, ki
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_under_float16_bad_steps_are_skipped_and_only_what_is_not_finite_lowers_the_scale(
-    device, folder, tmp_path, monkeypatch
-):
+def test_only_gradients_that_are_not_finite_lower_the_float16_scale(device, folder, tmp_path, monkeypatch):
     on_gpu = device == "cuda"
     if on_gpu:  # several would each get a part of every batch
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -313,7 +311,7 @@ def test_under_float16_bad_steps_are_skipped_and_only_what_is_not_finite_lowers_
     if not on_gpu:  # PyTorch computes in float16 there too, and accelerate asks for a GPU
         monkeypatch.setattr(trainer.accelerator.state, "_mixed_precision", "fp16")
         trainer.accelerator.native_amp = True
-    # The scale that PyTorch begins with is meant to be too large at first: those steps would be skipped too.
+    # PyTorch's initial scale is too large on purpose: those steps would be skipped too.
     trainer.accelerator.scaler = scaler = torch.amp.GradScaler(device, init_scale=256.0)
     watch, scales = Watch(trainer), [256.0]
 
@@ -371,7 +369,7 @@ os._exit(0) if rank else None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ["installed", "remote"])
-def test_a_model_in_shards_is_saved_as_one_that_was_never_split(pair, folder, code, tmp_path, run_isolated):
+def test_sharded_model_is_saved_as_an_unsharded_one(pair, folder, code, tmp_path, run_isolated):
     saved = tmp_path / "saved"
     if code == "installed":
         names = pair(save_in_shards, folder, saved)
@@ -423,7 +421,7 @@ TRAIN = str(REPOSITORY / "train.py")
 
 
 def launched(command: list[str], place: Path, *, cpu: bool = True, **settings: object) -> tuple[RunFolder, str]:
-    """The run that `command` leaves, given the words of a tiny run, and what it printed."""
+    """Return the run folder of `command` with the words of a tiny run, and its output."""
     place.mkdir(exist_ok=True)
     run = RunFolder(place / "run")
     settings = {"max_steps": 6, "logging_steps": 1, "save_steps": 3, "eval_steps": 3, "adam_epsilon": 1e-4, **settings}
@@ -448,7 +446,7 @@ def free_port() -> str:
 
 
 def two_processes(launcher: str) -> list[str]:
-    """The beginning of a command line; a script follows."""
+    """Return the start of a command line; a script follows."""
     accelerate = ["-m", "accelerate.commands.launch", "--num_processes", "2", "--main_process_port", free_port()]
     if launcher.endswith(".yaml"):
         return [*accelerate, "--config_file", str(REPOSITORY / "examples" / "accelerate" / launcher)]
@@ -460,7 +458,7 @@ def two_processes(launcher: str) -> list[str]:
 
 
 def in_shards(launcher: str, place: Path) -> list[str]:
-    """The command line of a run that accelerate shards over two processes."""
+    """Return the command line of a run that accelerate shards over two processes."""
     if launcher == "deepspeed-zero2.yaml":
         pytest.importorskip("deepspeed")
     place.mkdir()
@@ -473,7 +471,7 @@ def logged(run: RunFolder, *names: str) -> list[list[float]]:
 
 
 def assert_same_run(run: RunFolder, alone: RunFolder, *, atol: float = 2e-6) -> None:
-    """Two processes left what one did with as many rows a step."""
+    """Assert that two processes wrote what one wrote with the same rows per step."""
     assert [read_json(each.resolved)["device"]["count"] for each in (run, alone)] == [2, 1]
     assert len(logged(run)) == 6
     np.testing.assert_allclose(*(logged(each, "step", "loss", "grad_norm") for each in (run, alone)), atol=10 * atol)
@@ -497,7 +495,7 @@ def one_process(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "rows", "micro_batches"), [("torchrun", 4, 1), ("accelerate", 2, 2)])
-def test_a_run_in_two_processes_is_that_of_one_with_as_many_rows_a_step(
+def test_run_in_two_processes_equals_one_with_the_same_rows_per_step(
     one_process, launcher, rows, micro_batches, tmp_path
 ):
     sizes = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": micro_batches}
@@ -507,12 +505,12 @@ def test_a_run_in_two_processes_is_that_of_one_with_as_many_rows_a_step(
 
 
 SHARDED = {"fsdp2-8gpu.yaml": "optimizer.bin", "deepspeed-zero2.yaml": "latest"}
-"""What only a checkpoint of shards has: a launch that misses its aim would leave copies, and an optimizer.pt."""
+"""Files of sharded checkpoints alone: a launch without sharding would write copies, and an optimizer.pt."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", SHARDED)
-def test_a_run_in_accelerates_shards_is_that_of_one_process_also_after_a_kill(one_process, launcher, tmp_path):
+def test_fsdp_run_equals_one_process_also_after_a_kill(one_process, launcher, tmp_path):
     place = tmp_path / "two"
     command = in_shards(launcher, place)
     run, _ = launched(command, place, cpu=False, per_device_train_batch_size=4)
@@ -527,7 +525,7 @@ def test_a_run_in_accelerates_shards_is_that_of_one_process_also_after_a_kill(on
 
 
 @pytest.mark.slow
-def test_in_accelerates_shards_bfloat16_rounds_no_logged_loss(one_process, tmp_path):
+def test_fsdp_with_bfloat16_rounds_no_logged_loss(one_process, tmp_path):
     place = tmp_path / "two"
     *launch, script, train_py = in_shards("fsdp2-8gpu.yaml", place)
     # By the launcher, because `--bf16` asks for a GPU that is really there.
@@ -541,7 +539,7 @@ def test_in_accelerates_shards_bfloat16_rounds_no_logged_loss(one_process, tmp_p
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize("launcher", ["ddp-8gpu.yaml", *SHARDED])
-def test_a_run_on_two_gpus_is_that_of_one(launcher, tmp_path, monkeypatch):
+def test_run_on_two_gpus_equals_one_gpu(launcher, tmp_path, monkeypatch):
     if launcher == "deepspeed-zero2.yaml":
         pytest.importorskip("deepspeed")
     two, _ = launched(

@@ -1,4 +1,4 @@
-"""The guard: each kind of bad step is named, skipped and counted, and good ones are those of the stock Trainer."""
+"""The guard names, skips and counts each kind of bad step; good steps are those of the stock Trainer."""
 
 import copy
 import math
@@ -45,7 +45,7 @@ def make(kind, place, model=None, **changes):
 
 
 def spoil(trainer, kind, steps, weight="model.layers.1.mlp.up_proj.weight"):
-    """Make the given steps (counted from 0) bad, by what a weight's gradient or the logits are."""
+    """Spoil the given steps (counted from 0): a weight's gradient or the logits."""
     parameter = trainer.model.get_parameter(weight)
     bad = {
         "non_finite": lambda g: g.index_fill(0, torch.tensor([1]), torch.inf),
@@ -62,7 +62,7 @@ def spoil(trainer, kind, steps, weight="model.layers.1.mlp.up_proj.weight"):
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
-def test_without_bad_steps_it_trains_as_the_stock_trainer_does(tmp_path, max_grad_norm):
+def test_training_without_bad_steps_equals_the_stock_trainer(tmp_path, max_grad_norm):
     ours, stock = (make(kind, tmp_path, max_grad_norm=max_grad_norm) for kind in (CausalLMTrainer, Trainer))
     for trainer in (ours, stock):
         trainer.train()
@@ -82,7 +82,7 @@ def other_model(**changes):
 
 
 class GuardedTrainer(GradientGuard, Trainer):
-    """What people write who have a Trainer of their own."""
+    """A user's own Trainer with the mix-in."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,9 +155,7 @@ def test_logits_are_skipped_only_by_models_that_take_the_argument(tmp_path):
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bad_step_changes_nothing_is_named_and_counted_and_training_goes_on(
-    kind, optim, max_grad_norm, tmp_path, capsys
-):
+def test_bad_step_changes_nothing_and_is_named_and_counted(kind, optim, max_grad_norm, tmp_path, capsys):
     trainer = make(CausalLMTrainer, tmp_path, max_grad_norm=max_grad_norm, optim=optim)
     bad_steps = (34, 37)
     weight = spoil(trainer, kind, bad_steps)
@@ -185,7 +183,7 @@ def test_a_bad_step_changes_nothing_is_named_and_counted_and_training_goes_on(
     assert logged[-1][f"skipped_{kind}"] == 2
 
 
-def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, monkeypatch):
+def test_bad_steps_in_a_row_stop_a_run_at_its_last_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_bad_steps", "3"]
     train = CausalLMTrainer.train
@@ -200,7 +198,7 @@ def test_bad_steps_in_a_row_end_a_run_with_its_last_good_checkpoint(tmp_path, mo
     assert not (tmp_path / "run" / "model").exists()
 
 
-def test_an_infinite_spike_factor_skips_no_spike(tmp_path):
+def test_infinite_spike_factor_skips_no_spike(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, spike_factor=math.inf)
     spoil(trainer, "spike", (34, 37))
     trainer.train()
@@ -235,7 +233,7 @@ def train_as_one_of_two(rank, place, results):
 
 
 @pytest.mark.slow
-def test_one_ranks_bad_step_is_skipped_by_all_and_their_weights_stay_equal(tmp_path):
+def test_bad_step_of_one_rank_is_skipped_by_all(tmp_path):
     results = processes.Queue()
     ranks = [processes.Process(target=train_as_one_of_two, args=(rank, tmp_path, results)) for rank in range(2)]
     for process in ranks:
@@ -255,14 +253,14 @@ def test_one_ranks_bad_step_is_skipped_by_all_and_their_weights_stay_equal(tmp_p
 
 
 class SlowRows(list):
-    """Rows that take a while to fetch."""
+    """Rows that are slow to read."""
 
     def __getitem__(self, row):
         time.sleep(0.005)
         return super().__getitem__(row)
 
 
-def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited(tmp_path):
+def test_log_counts_tokens_speed_and_waiting_of_an_interval(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, logging_steps=4, flops_per_token=1e6, peak_flops=1e12)
     trainer.train()
     rows = [row for row in trainer.state.log_history if "loss" in row]
@@ -270,7 +268,7 @@ def test_an_interval_counts_its_tokens_and_knows_its_pace_and_how_long_it_waited
     assert all(row["mfu"] == pytest.approx(row["tokens_per_second"] * 1e-6) for row in rows)
     assert all(0 < row["memory_gib"] < 64 for row in rows)
     assert all(0 <= row["data_wait"] < 1 for row in rows)
-    assert {"mfu"} & trainer.state.log_history[-1].keys() == set()  # the end is no interval
+    assert {"mfu"} & trainer.state.log_history[-1].keys() == set()  # the last line is not of an interval
     assert trainer.state.log_history[-1]["num_input_tokens_seen"] == 40 * 2 * 2 * 8
     slow = make(CausalLMTrainer, tmp_path, logging_steps=4, max_steps=10)
     slow.train_dataset = SlowRows(ROWS)
