@@ -46,6 +46,9 @@ LINES = {
     "train.py --hidden_size 65": "hidden_size 65 is not a multiple of num_attention_heads 4",
     "train.py --hidden_size 200000": "this machine has",
     "train.py --init_from x --chat_data absent.jsonl": "absent.jsonl does not exist",
+    "train.py --init_from x --chat_data chats.jsonl": "chats.jsonl, line 1",
+    "train.py --init_from x --chat_data good.jsonl --template {%": "not valid Jinja",
+    "-m gpt2small_hf preview recipes/run": "recipes/run is a run folder, not data",
     "-m gpt2small_hf prepare --help": None,
     "-m gpt2small_hf prepare --txt x": "Did you mean --text?",
     "-m gpt2small_hf prepare --text absent.txt": "absent.txt does not exist",
@@ -107,16 +110,20 @@ def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
 def test_help_and_user_errors_import_no_torch(line, tmp_path):
     (tmp_path / "wrong.yaml").write_text("learning_rat: 1e-3\n")
     (tmp_path / "short.yaml").write_text("epochs: 2\n")
-    (tmp_path / "recipes").mkdir()
+    (tmp_path / "chats.jsonl").write_text('{"neither": 1}\n')
+    (tmp_path / "good.jsonl").write_text('{"prompt": "One", "completion": "Two"}\n')
+    (tmp_path / "recipes" / "run").mkdir(parents=True)
+    (tmp_path / "recipes" / "run" / "resolved.json").write_text("{}")
     (tmp_path / "recipes" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
+    files = sorted(tmp_path.rglob("*"))
     done = run(line.split(), tmp_path)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == (0 if LINES[line] is None else 2), last
     assert (LINES[line] or "") in last
     modules = imported(done)
     assert "os" in modules  # imports were listed
-    assert not {"torch", "transformers"} & modules
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipes", "short.yaml", "wrong.yaml"]
+    assert not ({"torch"} if "--template" in line else {"torch", "transformers"}) & modules
+    assert sorted(tmp_path.rglob("*")) == files
 
 
 def test_report_imports_no_torch(tiny_run, tmp_path):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from gpt2small_hf.config.data import ChatFlags, PreviewArguments
 from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
-from gpt2small_hf.runs.layout import DataFolder, check_named
+from gpt2small_hf.runs.layout import DataFolder, RunFolder, check_named
 
 
 def main(words: list[str]) -> None:
@@ -34,6 +35,9 @@ def main(words: list[str]) -> None:
 
     if not any(DataFolder(Path(name).expanduser()).exists for name in others.DATA):
         for name in others.DATA:
+            run = RunFolder(Path(name).expanduser())
+            if run.resolved.is_file():
+                raise UsageError(f"{name} is a run folder, not data. Its first training rows are in {run.first_rows}.")
             find_places(name)
     check_named("--tokenizer", args.tokenizer)
     if args.html is not None:

@@ -6,9 +6,10 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from gpt2small_hf.data.chat.files import Place, find_places, read_rows
+from gpt2small_hf.data.chat.files import Place, find_places, jsonl_rows, read_rows
 from gpt2small_hf.data.chat.formats import CHAT_FORMATS, Message, detect_format, read_text, validate_messages
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import counted
@@ -106,6 +107,25 @@ def read_places(places: list[Place], skip_bad_rows: bool) -> Conversations:
     return found
 
 
+def check_first_row(place: Place) -> None:
+    """Read the first row of a local .jsonl file, without torch. Raises: UsageError as `read_conversations`."""
+    if place.path.suffix.lower() == ".jsonl" and place.path.is_file() and (place.rows.start or 0) >= 0:
+        for where, row in islice(jsonl_rows(place.path), place.rows.start, (place.rows.start or 0) + 1):
+            _to_messages(row, where)
+
+
+def _to_messages(row: Any, where: str) -> tuple[str, list[Message]]:
+    """Return the format and the messages of a row. Raises: UsageError if it is not a conversation."""
+    if isinstance(row, UsageError):
+        raise row
+    shape = detect_format(row, where)
+    messages = CHAT_FORMATS[shape].read(row, where)
+    if row.get("system") and messages[0]["role"] != "system":  # a column of its own in some sets
+        messages.insert(0, {"role": "system", "content": read_text(row["system"], where, "system")})
+    validate_messages(messages, where)
+    return shape, messages
+
+
 def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, int, dict[str, Any]]:
     rows, pinned = read_rows(place)
     rows = rows[place.rows]
@@ -114,13 +134,7 @@ def _read(place: Place, skip_bad_rows: bool) -> tuple[list[Conversation], str, i
     chats, shapes, first_error, n_bad = [], Counter[str](), None, 0
     for where, row in rows:
         try:
-            if isinstance(row, UsageError):
-                raise row
-            shape = detect_format(row, where)
-            messages = CHAT_FORMATS[shape].read(row, where)
-            if row.get("system") and messages[0]["role"] != "system":  # a column of its own in some sets
-                messages.insert(0, {"role": "system", "content": read_text(row["system"], where, "system")})
-            validate_messages(messages, where)
+            shape, messages = _to_messages(row, where)
         except UsageError as error:
             if not skip_bad_rows:
                 raise

@@ -73,7 +73,7 @@ def read_rows(place: Place) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     """
     if not place.path.exists():
         return _hub_rows(place.name)
-    read = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}[place.path.suffix.lower()]
+    read = {".jsonl": jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows}[place.path.suffix.lower()]
     return list(read(place.path)), {"sha256": sha256(place.path)}
 
 
@@ -84,7 +84,8 @@ def read_utf8(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8: byte {error.start:,} cannot be decoded. Convert the file.") from None
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a .jsonl file with their location; an unreadable one is its UsageError."""
     for number, line in enumerate(read_utf8(path).split("\n"), start=1):
         if not line.strip():
             continue
