@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Set as AbstractSet
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,16 +37,8 @@ MAY_CHANGE = {
     *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
     # Evaluation and reporting.
     *("prompts", "sample_all_checkpoints", "max_answers", "per_device_eval_batch_size", "eval_accumulation_steps"),
-    *(
-        "eval_do_concat_batches",
-        "eval_use_gather_object",
-        "report_to",
-        "run_name",
-        "project",
-        "trackio_space_id",
-        "trackio_bucket_id",
-    ),
-    *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "push_to_hub"),
+    *("eval_do_concat_batches", "eval_use_gather_object", "report_to", "run_name", "project", "trackio_space_id"),
+    *("trackio_bucket_id", "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "push_to_hub"),
     *("save_total_limit", "save_only_model", "save_on_each_node"),
 }
 MAY_CHANGE_ALL = ("logging_", "ddp_", "hub_", "include_")
@@ -55,16 +48,8 @@ EVALUATIONS = {"eval_strategy", "eval_steps", "eval_delay", "eval_on_start"}
 CHOICE_OF_THE_BEST = {"save_strategy", "save_steps", "metric_for_best_model", "greater_is_better"}
 # Settings that a branch may change: its length and its learning-rate schedule.
 BRANCHES_CHANGE = {
-    *(
-        "processes",
-        "branch_from",
-        "max_steps",
-        "num_train_epochs",
-        "tokens",
-        "tokens_per_parameter",
-        "parameters_counted",
-    ),
-    *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
+    *("processes", "branch_from", "max_steps", "num_train_epochs", "tokens", "tokens_per_parameter"),
+    *("parameters_counted", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps"),
 }
 
 
@@ -122,9 +107,8 @@ def settings_to_resume(run: RunFolder, args: RunConfig) -> Resolved | None:
     checkpoint = args.run.branch_from
     if checkpoint is None and args.run.resume not in ("auto", "never"):
         checkpoint = Path(args.run.resume)
-    if checkpoint is None or not run_of(checkpoint).resolved.exists():
-        return None
-    return read_resolved(run_of(checkpoint))
+    before = None if checkpoint is None else run_of(checkpoint)
+    return read_resolved(before) if before and before.resolved.exists() else None
 
 
 def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -> Path | None:
@@ -137,31 +121,25 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
 
     Raises: UsageError if the folder contains a run with other settings, or no checkpoint that training can resume from.
     """
-    named = args.run.resume
+    named = None if args.run.resume in ("auto", "never") else Path(args.run.resume)
     if not run.resolved.exists() or args.run.overwrite:
         if args.run.branch_from is not None:
             check_branch(args.run.branch_from, args, settings)
             return args.run.branch_from
-        if named in ("auto", "never"):
-            return None
-        theirs = run_of(Path(named))
-        if theirs.resolved.exists() and (lines := differences(read_resolved(theirs), settings)):
-            raise UsageError(f"{named} is of a run with other settings: {'; '.join(lines)}. Use the same settings.")
-        return Path(named)
-    if named == "never":
+        before = settings_to_resume(run, args)
+        if before is not None and (lines := differences(before, settings)):
+            raise UsageError(f"{named} is of a run with other settings: {_few(lines)}. Use the same settings.")
+        return named
+    if args.run.resume == "never":
         raise UsageError(f"{run.root} contains a run. Resume it with --resume auto, or replace it with --overwrite.")
     before = read_resolved(run)
     if lines := differences(before, settings):
-        weights = run.root if run.finished else next(complete_checkpoints(run), None)
-        longer = (
-            f"To train longer, start another run from its weights: --init_from {weights}; or, if" if weights else "If"
-        )
         kept = f" The run that it was meant to replace is kept in {run.former}." if run.former.exists() else ""
+        weights = run.root if run.finished else next(complete_checkpoints(run), None)
+        longer = f" To train longer: --init_from {weights}, or --branch_from." if weights else ""
         raise UsageError(
-            f"{run.root} contains a run with other settings: {'; '.join(lines)}. Use the same settings to resume, "
-            "or start a new run with --output_dir, or replace this one with --overwrite. "
-            f"{longer} it was trained with --lr_scheduler_type warmup_stable_decay, from a checkpoint of its stable "
-            f"phase: --branch_from.{kept}"
+            f"{run.root} contains a run with other settings: {_few(lines)}. Resume it with its settings, or give "
+            f"--output_dir or --overwrite.{longer}{kept}"
         )
     if run.finished:
         return None
@@ -170,15 +148,15 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
     if before.made_by.commit != git_commit():
         print("the run was started with another version of this code; it resumes with this one.", file=sys.stderr)
     keeps_best = args.trainer.load_best_model_at_end
-    if named != "auto":  # `check_folder` validated that it is complete
-        if reason := why_not(Path(named), run, keeps_best=keeps_best):
+    if named is not None:  # `check_folder` validated that it is complete
+        if reason := why_not(named, run, keeps_best=keeps_best):
             print(f"{named}: {reason}. The best one is chosen among those from here on.", file=sys.stderr)
-        return Path(named)
+        return named
     usable = next(complete_checkpoints(run, keeps_best=keeps_best), None)
     if usable is None and keeps_best and (newest := next(filter(is_complete, checkpoints_in(run.checkpoints)), None)):
         raise UsageError(
-            f"{why_not(newest, run, keeps_best=True)}, so the run cannot end with it. To continue from {newest} and "
-            f"choose the best checkpoint among later ones, give --resume {newest}; to start again, give --overwrite."
+            f"{why_not(newest, run, keeps_best=True)}, so the run cannot end with it. Give --resume {newest} to choose "
+            "the best checkpoint among later ones, or --overwrite to start again."
         )
     if usable is None and any(checkpoints_in(run.checkpoints)):
         raise UsageError(
@@ -186,6 +164,10 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
             "--overwrite, which keeps this run until the new one is finished."
         )
     return usable or args.run.branch_from
+
+
+def _few(lines: list[str]) -> str:
+    return "; ".join(lines[:2]) + (f"; and {len(lines) - 2} more" if len(lines) > 2 else "")
 
 
 def device_notice(before: DeviceFacts, now: DeviceFacts) -> str | None:
@@ -198,14 +180,8 @@ def device_notice(before: DeviceFacts, now: DeviceFacts) -> str | None:
     return f"the run was started on {before.name}: on {now.name} it is the same up to rounding."
 
 
-def differences(before: Resolved, now: Resolved, allowed: set[str] = frozenset()) -> list[str]:  # pyright: ignore[reportArgumentType]
-    """List the differences between two runs that affect the weights or their choice, as `name: then -> now`.
-
-    Args:
-        before: the existing run.
-        now: the run to compare with it.
-        allowed: names of settings that may differ.
-    """
+def differences(before: Resolved, now: Resolved, allowed: AbstractSet[str] = frozenset()) -> list[str]:
+    """List the differences between two runs that affect the weights or their choice, as `name: then -> now`."""
     lines = []
     if before.data.fingerprint != now.data.fingerprint:
         then, present = before.data.folder, now.data.folder
@@ -225,27 +201,24 @@ def differences(before: Resolved, now: Resolved, allowed: set[str] = frozenset()
 def changed(
     before: Resolved,
     now: Resolved,
-    allowed: set[str] = frozenset(),  # pyright: ignore[reportArgumentType]
+    allowed: AbstractSet[str] = frozenset(),
 ) -> list[tuple[str, Any, Any]]:
     """Return the settings that differ and affect the weights or their choice: name, value then, value now."""
     found, allowed = [], allowed | may_change(now)
+    model_settings = [
+        one.name for one in fields(declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig"))
+    ]
     for part in ("model", "run", "chat", "trainer"):
         then, present = before.settings(part), now.settings(part)
         # Skip settings that only one version of this code knows. For the model only values other than the defaults are
         # recorded, together with what transformers adds: its version, class names and the dtype.
-        names = model_settings() if part == "model" else [name for name in present if name in then]
+        names = model_settings if part == "model" else [name for name in present if name in then]
         found += [
             (name, then.get(name), present.get(name))
             for name in names
             if name not in allowed and not name.startswith(MAY_CHANGE_ALL) and then.get(name) != present.get(name)
         ]
     return found
-
-
-def model_settings() -> dict[str, Any]:
-    """Return the settings of `GPT2SmallConfig` and their defaults, without importing torch."""
-    declaration = declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig")
-    return {setting.name: setting.default for setting in fields(declaration)}
 
 
 def may_change(settings: Resolved) -> set[str]:
@@ -282,17 +255,15 @@ def check_branch(checkpoint: Path, args: RunConfig, settings: Resolved) -> None:
     """
     if lines := differences(read_resolved(run_of(checkpoint)), settings, BRANCHES_CHANGE):
         raise UsageError(
-            f"a branch may change only length and schedule, but these settings differ: {'; '.join(lines)}. "
+            f"a branch may change only length and schedule, but these settings differ: {_few(lines)}. "
             f"Use the recipe of {run_of(checkpoint).root}."
         )
     state = read_json(checkpoint / "trainer_state.json")
     rates = [row["learning_rate"] for row in state["log_history"] if "learning_rate" in row]
     if rates and rates[-1] < 0.999 * args.trainer.learning_rate:
         raise UsageError(
-            f"{checkpoint} has a learning rate of {rates[-1]:.2g}, below its peak of {args.trainer.learning_rate:.2g}: "
-            "it is warming up, or decaying already. Branch from a checkpoint of the stable phase, which a run has with "
-            "--lr_scheduler_type warmup_stable_decay; to start from any other weights, give --init_from instead of "
-            "--branch_from."
+            f"{checkpoint} has a learning rate of {rates[-1]:.2g}, below its peak of {args.trainer.learning_rate:.2g}. "
+            "Branch from the stable phase of --lr_scheduler_type warmup_stable_decay, or use --init_from."
         )
 
 

@@ -1,4 +1,4 @@
-"""The run folder while a run trains: locked, begun, and its former content set aside until the run is finished."""
+"""The run folder while a run trains: locked, with the run that it replaces set aside until this one is finished."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ ROWS_TO_SHOW = 3
 
 @contextmanager
 def training_in(run: RunFolder, *, read_only: bool) -> Iterator[None]:
-    """Create and lock the run folder until training ends. Folders that were created and are still empty are removed.
-
-    Args:
-        run: the folder.
-        read_only: do neither.
+    """Create and lock the run folder until training ends, unless `read_only`. Remove created folders that stay empty.
 
     Raises: UsageError if another process trains in the folder.
     """
@@ -35,10 +31,7 @@ def training_in(run: RunFolder, *, read_only: bool) -> Iterator[None]:
             yield
             return
         run.root.mkdir(parents=True, exist_ok=True)
-        refusal = (
-            f"another process trains in {run.root}. Wait until it ends, or choose another folder with --output_dir."
-        )
-        with locked(run.lock, refusal):
+        with locked(run.lock, f"another process trains in {run.root}. Wait until it ends, or give --output_dir."):
             restore(run)
             try:
                 yield
@@ -95,8 +88,7 @@ def restore(run: RunFolder) -> None:
         remove_if_empty(taken)
         if taken.exists():
             raise UsageError(
-                f"{path} belongs to a run that --overwrite was moving when it was killed, and {taken} was made since. "
-                "Remove or rename one of the two."
+                f"{path} is of a run that --overwrite was moving when it was killed, and {taken} is newer. Remove one."
             )
     for path in moved:
         path.rename(run.root / path.name)

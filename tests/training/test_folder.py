@@ -221,7 +221,7 @@ def test_former_run_is_not_put_back_over_what_was_made_since(names, tmp_path):
         (root / names).parent.mkdir(parents=True, exist_ok=True)
         (root / names).write_text(str(root))
     (folder.former_incomplete / "recipe.yaml").write_text("")
-    with pytest.raises(UsageError, match=f"/{name} was made since. Remove or rename one of the two"):
+    with pytest.raises(UsageError, match=f"/{name} is newer. Remove one"):
         restore(folder)
     assert all((root / names).read_text() == str(root) for root in (folder.former_incomplete, folder.root))
     assert not folder.recipe.exists()

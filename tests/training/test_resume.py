@@ -336,7 +336,7 @@ def test_longer_run_starts_from_the_existing_weights(tiny_run, tmp_path, monkeyp
     copy = RunFolder(tmp_path / "run")
     shutil.copytree(tiny_run.root, copy.root)
     for weights in ("run", "run/checkpoints/checkpoint-20"):
-        with pytest.raises(UsageError, match=rf"max_steps: 20 -> 30.*--init_from \S*{weights};"):
+        with pytest.raises(UsageError, match=rf"max_steps: 20 -> 30.*--init_from \S*{weights},"):
             run_train([*tiny_words(tmp_path, copy.root), "--max_steps", "30"])
         copy.heldout.unlink(missing_ok=True)
 
