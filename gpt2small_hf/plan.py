@@ -81,9 +81,9 @@ def steps_of_run(
 ) -> int:
     """Return the optimizer steps of a run. Raises: UsageError if its epochs have an unknown number of rows."""
     run, trainer = run_config.run, run_config.trainer
-    tokens = budget.wanted_tokens(config, run.tokens, run.tokens_per_parameter, run.parameters_counted)
-    if tokens is not None:
-        return budget.steps_for(tokens, tokens_per_step)
+    steps = budget.steps_for_tokens(config, run, tokens_per_step)
+    if steps is not None:
+        return steps
     if trainer.max_steps > 0:
         return trainer.max_steps
     if n_rows is not None:

@@ -13,6 +13,7 @@ from torch import distributed as dist
 from transformers import TrainingArguments
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import counted
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import BYTES_A_NUMBER
@@ -89,31 +90,30 @@ def _try(model: GPT2SmallForCausalLM, args: TrainingArguments, size: int, seq_le
         trial.activation_checkpointing_enable()
     optimizer = torch.optim.AdamW(trial.parameters())
     ids = torch.zeros(size, seq_len, dtype=torch.long, device=device)
-    highest, began = 0.0, 0.0
+    peak, started = 0, 0.0
     try:
         with torch.random.fork_rng([device] if on_gpu else []):
             for _ in range(2):  # the first step allocates the optimizer's state
-                began = time.perf_counter()
+                started = time.perf_counter()
                 with torch.autocast(device.type, dtype, enabled=dtype is not None):
                     loss = trial(input_ids=ids, labels=ids, skip_logits=True).loss
-                highest = max(highest, psutil.Process().memory_info().rss / 2**30)
+                peak = max(peak, psutil.Process().memory_info().rss)
                 loss.backward()
-                highest = max(highest, psutil.Process().memory_info().rss / 2**30)
+                peak = max(peak, psutil.Process().memory_info().rss)
                 optimizer.step()
                 optimizer.zero_grad()
                 if on_gpu:
                     torch.cuda.synchronize(device)
-        pace = size * seq_len / (time.perf_counter() - began)
-    except torch.OutOfMemoryError:  # on a GPU; for CPUs see `is_out_of_memory`
-        return Trial(size, torch.cuda.get_device_properties(device).total_memory / 2**30, None)
-    except RuntimeError as error:
+        speed = size * seq_len / (time.perf_counter() - started)
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return Trial(size, psutil.virtual_memory().total / 2**30, None)
+        total = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
+        return Trial(size, total / 2**30, None)
     finally:
         del trial, optimizer, ids
         gc.collect()
-    return Trial(size, torch.cuda.max_memory_allocated(device) / 2**30 if on_gpu else highest, pace)
+    return Trial(size, (torch.cuda.max_memory_allocated(device) if on_gpu else peak) / 2**30, speed)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -127,7 +127,7 @@ def trials_table(trials: list[Trial], size: int, accumulation: int) -> str:
     """Format the trials and the chosen size as text."""
     rows = [
         [
-            f"{trial.rows:,} row{'s' * (trial.rows > 1)}",
+            counted(trial.rows, "row"),
             f"{trial.gib:.1f} GiB",
             "does not fit" if trial.tokens_per_second is None else f"{trial.tokens_per_second:,.0f} tok/s",
         ]

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpt2small_hf.config.run import RunArguments
     from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
     from gpt2small_hf.model.gpt import GPT
 
@@ -316,19 +317,13 @@ def memory_bytes(n_parameters: int, config: Any, args: Any, *, trains: bool, bat
     return (n_parameters * numbers + kept) * BYTES_A_NUMBER
 
 
-def steps_for(tokens: float, tokens_per_step: int) -> int:
-    """Return the number of steps that train on at least `tokens` tokens."""
-    return max(1, math.ceil(tokens / tokens_per_step))
-
-
-def wanted_tokens(
-    config: GPT2SmallConfig, tokens: int | None, tokens_per_parameter: float | None, counted: str
-) -> float | None:
-    """Return the tokens to train on: given directly or per parameter (`all` or `non_embedding`); None if neither is."""
-    if tokens_per_parameter is None:
-        return tokens
-    n = sizes(config)
-    return tokens_per_parameter * {"all": n.total, "non_embedding": n.non_embedding}[counted]
+def steps_for_tokens(config: GPT2SmallConfig, run: RunArguments, tokens_per_step: int) -> int | None:
+    """Return the steps of --tokens or --tokens_per_parameter, rounded up; None if neither is given."""
+    tokens = run.tokens
+    if run.tokens_per_parameter is not None:
+        n = sizes(config)
+        tokens = run.tokens_per_parameter * (n.total if run.parameters_counted == "all" else n.non_embedding)
+    return None if tokens is None else max(1, math.ceil(tokens / tokens_per_step))
 
 
 # ---- rules of thumb: advice, never applied automatically ------------------------------------------------------------

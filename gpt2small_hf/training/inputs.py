@@ -1,12 +1,9 @@
-"""Settings → what a run trains on and is evaluated on, and the model that it starts from.
-
-Errors of a user are raised here, before weights are loaded or drawn. `run.py` trains.
-"""
+"""Settings → the rows of a run, and the model that it starts from, before weights are loaded or drawn."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +78,9 @@ class RunInputs:
 
 
 def build_run_inputs(config: RunConfig, n_processes: int | None = None) -> RunInputs:
-    """Find or prepare the data, and the configuration of the model.
+    """Find or prepare the data, and the configuration of the model. Raises: UsageError for anything a user can fix.
 
-    Args:
-        config: the settings of the run.
-        n_processes: that train together; None: those that were launched.
-
-    Raises: UsageError for anything a user can fix.
+    `n_processes` train together; None: those that were launched.
     """
     base = None if config.run.init_from is None else find_base(config.run.init_from)
     output_dir = config.run.output_dir
@@ -162,10 +155,7 @@ def _text_inputs(run_config: RunConfig, base: Base | None) -> RunInputs:
 
 
 def find_data(config: RunConfig) -> Path:
-    """Return the folder --data_dir, or that of the text, which is prepared if it does not exist.
-
-    Raises: UsageError if the folder is not complete, or as `prepare`.
-    """
+    """Return --data_dir, or prepare the text. Raises: UsageError if the folder is not complete, or as `prepare`."""
     data_dir, run = config.run.data_dir, config.run
     if data_dir is None:
         return prepare(config.data, None)
@@ -195,7 +185,9 @@ def _chat_inputs(config: RunConfig, base: Base, n_processes: int) -> RunInputs:
     for name in ("bos_token", "eos_token", "pad_token"):
         setattr(model_config, f"{name}_id", getattr(tokenizer, f"{name}_id"))
     ends = [*stop_tokens(tokenizer), str(tokenizer.eos_token), str(base.tokenizer().eos_token)]
-    stop_ids, new_ids = ids_of(tokenizer, ends), ids_of(tokenizer, new_tokens)
+    vocabulary = tokenizer.get_vocab()
+    stop_ids = list(dict.fromkeys(vocabulary[token] for token in ends))
+    new_ids = [vocabulary[token] for token in new_tokens]
     sources = {split: found.sources for split, found in sets.items()}
     fingerprints = f"{rows.fingerprint}{heldout.fingerprint if heldout else ''}"
     data = {
@@ -267,37 +259,26 @@ def choose_by_size(
     before = settings_to_resume(RunFolder(config.run.output_dir), config)
     if before is not None and not before.chat:  # another run, which is refused later
         before = None
-    has_batch_size = "per_device_train_batch_size" in config.named
-    n_rows = len(rows)
-    if "packing" not in config.named:
-        if before is not None:
-            chosen["packing"] = before.run.packing or "padding"
-        else:
-            smallest = trainer.per_device_train_batch_size if has_batch_size else 1
-            n_packed = len(pack_unsplit(rows.lengths, rows.seq_len))
-            packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
-            chosen["packing"] = "best_fit" if packs else "padding"
-            n_rows = n_packed if packs else len(rows)
-    if not has_batch_size:
+    n_rows, smallest = len(rows), 1
+    if "per_device_train_batch_size" in config.named:
+        smallest = trainer.per_device_train_batch_size
+    if "packing" not in config.named and before is not None:
+        chosen["packing"] = before.run.packing or "padding"
+    elif "packing" not in config.named:
+        n_packed = len(pack_unsplit(rows.lengths, rows.seq_len))
+        packs = n_packed >= STEPS_PER_EPOCH * smallest * batches_per_step
+        chosen["packing"] = "best_fit" if packs else "padding"
+        n_rows = n_packed if packs else len(rows)
+    if "per_device_train_batch_size" not in config.named:
+        size = min(TrainerSettings.per_device_train_batch_size, n_rows // (STEPS_PER_EPOCH * batches_per_step))
         if before is not None:  # --find_batch_size may have split its rows per step otherwise
             then = before.trainer.per_device_train_batch_size * before.trainer.gradient_accumulation_steps
             size = then * before.device.count // batches_per_step
-        else:
-            size = min(TrainerSettings.per_device_train_batch_size, n_rows // (STEPS_PER_EPOCH * batches_per_step))
         chosen["per_device_train_batch_size"] = max(1, size)
     if heldout and keeps_best_by_default(config):
-        if before is not None:
-            keeps_best = before.trainer.load_best_model_at_end
-        else:
-            keeps_best = heldout.counts.kept >= CHATS_TO_JUDGE_BY or config.run.early_stopping_patience is not None
-        chosen["load_best_model_at_end"] = keeps_best
+        keeps_best = heldout.counts.kept >= CHATS_TO_JUDGE_BY or config.run.early_stopping_patience is not None
+        chosen["load_best_model_at_end"] = before.trainer.load_best_model_at_end if before is not None else keeps_best
     return chosen
-
-
-def ids_of(tokenizer: PreTrainedTokenizerFast, tokens: Sequence[str]) -> list[int]:
-    """Return the ids of some tokens, without repetition."""
-    vocabulary = tokenizer.get_vocab()
-    return list(dict.fromkeys(vocabulary[token] for token in tokens))
 
 
 def print_chats(sets: dict[str, Conversations], datasets: dict[str, ChatDataset]) -> None:

@@ -60,14 +60,7 @@ class MuonWithAdamW(Optimizer):
     def __init__(
         self, params: list[dict[str, Any]], *, lr: float, betas: tuple[float, float] = (0.9, 0.95), eps: float = 1e-8
     ) -> None:
-        """Initialise both optimizers.
-
-        Args:
-            params: parameter groups; those with `"muon": True` may only contain two-dimensional parameters.
-            lr: learning rate of both.
-            betas: betas of AdamW.
-            eps: epsilon of AdamW.
-        """
+        """Initialise both optimizers. `betas` and `eps` are AdamW's; Muon's parameters must be two-dimensional."""
         adamw = {"betas": betas, "eps": eps}  # only for AdamW's groups: Muon has a different `eps`
         groups = [group if group.get("muon") else adamw | group for group in params]
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0, "muon": False})

@@ -30,11 +30,7 @@ def run_on_rank_0(decide: Callable[[], T]) -> T:
 
 
 def check_launch(n_known: int) -> None:
-    """Raise: UsageError if a launcher started several processes, and each takes itself for the only one.
-
-    Args:
-        n_known: processes that the Trainer knows of.
-    """
+    """Raise: UsageError if a launcher started several processes, and the Trainer knows of `n_known`."""
     n_launched = int(os.environ.get("WORLD_SIZE", "1"))
     if n_launched in (1, n_known):
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.row_dataset import RowDataset
-from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full
+from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
 from gpt2small_hf.evaluation.answers import first_questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.formatting import duration
@@ -32,13 +33,7 @@ from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
-from gpt2small_hf.training.budget import (
-    flops_per_token,
-    peak_flops,
-    precision_of,
-    steps_for,
-    wanted_tokens,
-)
+from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of, steps_for_tokens
 from gpt2small_hf.training.callbacks import (
     ChartCallback,
     EarlyStopping,
@@ -47,10 +42,9 @@ from gpt2small_hf.training.callbacks import (
     StopOnSignal,
     unsharded_model,
 )
-from gpt2small_hf.training.checkpoint_files import is_scheduled
+from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_scheduled
 from gpt2small_hf.training.describe import count_parameters, describe_run, tokens_per_step
 from gpt2small_hf.training.finalize import finalize, merge_adapter
-from gpt2small_hf.training.fit import fit, last_checkpoint
 from gpt2small_hf.training.health import HealthCallback
 from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
@@ -67,6 +61,11 @@ from gpt2small_hf.training.resume import (
 from gpt2small_hf.training.run_folder import start_folder, training_in
 from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import training_arguments
+
+LESS_MEMORY = (
+    "Give --find_batch_size, or a smaller --per_device_train_batch_size with more --gradient_accumulation_steps; "
+    "--activation_checkpointing, --bf16 and a shorter --seq_len save memory too."
+)
 
 
 def train(config: RunConfig) -> RunFolder:
@@ -94,7 +93,8 @@ def train(config: RunConfig) -> RunFolder:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            reason = f"{_out_of_memory(error)} {last_checkpoint(run)}"
+            first, *_ = str(error).splitlines() or ["no more memory"]
+            reason = f"out of memory ({first[:200]}). {LESS_MEMORY} {last_checkpoint(run)}"
             if launch.process_index > 0:  # commands print the errors of rank 0, which may have enough memory
                 print(f"rank {launch.process_index}: {reason}", file=sys.stderr)
             raise RunStoppedError(reason) from None
@@ -122,7 +122,7 @@ def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None
         found = choose_batch_size(config, run, model, inputs, checkpoint, arguments)
         config, record = config.with_settings(**found), replace(record, trainer=replace(record.trainer, **found))
         arguments = training_arguments(config.trainer, run.checkpoints)
-    trainer, stop, progress = build_trainer(config, run, inputs, model, arguments, checkpoint)
+    trainer = build_trainer(config, run, inputs, model, arguments, checkpoint)
     if checkpoint is None:
         run_on_rank_0(lambda: show(preflight(trainer, config, inputs), everything=config.run.preflight_only))
     if config.run.preflight_only:
@@ -130,7 +130,7 @@ def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None
         return
     if arguments.process_index == 0:
         start_run(config, run, record, inputs, model, checkpoint, arguments)
-    fit(trainer, run, checkpoint, stop, progress)
+    fit(trainer, run, checkpoint)
     model = unsharded_model(trainer.accelerator.unwrap_model(trainer.model))  # every rank has a part of it
     if arguments.process_index == 0:
         _finalize_or_stop(config, run, inputs, trainer, model)
@@ -161,13 +161,11 @@ def find_inputs(config: RunConfig, launch: TrainingArguments) -> tuple[RunConfig
     if config.run.prompts is None:
         prompts, source = default_prompts(rows, inputs.heldout)
         config, inputs = config.with_settings(prompts=prompts), replace(inputs, prompts_from=source)
-    run = config.run
-    tokens = wanted_tokens(inputs.config, run.tokens, run.tokens_per_parameter, run.parameters_counted)
-    if tokens is not None:
-        per_step = tokens_per_step(config, rows, launch.world_size)
-        config = config.with_settings(max_steps=steps_for(tokens, per_step))
-    if run.branch_from is not None:
-        n_decay = steps_of_branch(run.branch_from, config.trainer.max_steps)
+    steps = steps_for_tokens(inputs.config, config.run, tokens_per_step(config, rows, launch.world_size))
+    if steps is not None:
+        config = config.with_settings(max_steps=steps)
+    if config.run.branch_from is not None:
+        n_decay = steps_of_branch(config.run.branch_from, config.trainer.max_steps)
         config = config.with_settings(
             lr_scheduler_type="warmup_stable_decay",
             lr_scheduler_kwargs={"num_decay_steps": n_decay, "decay_type": "linear"},
@@ -213,7 +211,7 @@ def build_trainer(
     model: Any,
     arguments: TrainingArguments,
     checkpoint: Path | None,
-) -> tuple[CausalLMTrainer, StopOnSignal, ProgressLine]:
+) -> CausalLMTrainer:
     """Build the Trainer with its callbacks. Raises: UsageError if a package that it needs is not installed."""
     rows, settings, device = inputs.rows, config.run, arguments.device
     if inputs.config.tie_word_embeddings:
@@ -234,9 +232,7 @@ def build_trainer(
     callbacks = [stop, MetricsLog(run.metrics), progress, HealthCallback(run.metrics), samples, ChartCallback(run)]
     if settings.early_stopping_patience is not None:
         callbacks.append(EarlyStopping(settings.early_stopping_patience))
-    peak = None
-    if device.type == "cuda":
-        peak = peak_flops(torch.cuda.get_device_name(device), precision_of(arguments))
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     try:
         trainer = CausalLMTrainer(
             model=model,
@@ -249,14 +245,14 @@ def build_trainer(
             spike_factor=settings.spike_factor,
             max_bad_steps=settings.max_bad_steps,
             flops_per_token=flops_per_token(inputs.config, rows.seq_len, settings.lora_rank),
-            peak_flops=peak,
+            peak_flops=peak_flops(gpu, precision_of(arguments)),
             stop=stop,
             callbacks=callbacks,
         )
     except (ImportError, RuntimeError, ValueError) as error:  # such as a reporter that is not installed
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
-    return trainer, stop, progress
+    return trainer
 
 
 def _print_next(config: RunConfig) -> None:
@@ -314,12 +310,44 @@ def start_run(
         replace(record, loss_before_nats=loss).save(run.resolved)
 
 
-def _out_of_memory(error: BaseException) -> str:
-    first, *_ = str(error).splitlines() or ["no more memory"]
-    return (
-        f"out of memory ({first[:200]}). Give --find_batch_size, or a smaller --per_device_train_batch_size with more "
-        "--gradient_accumulation_steps; --activation_checkpointing, --bf16 and a shorter --seq_len save memory too."
-    )
+def fit(trainer: CausalLMTrainer, run: RunFolder, checkpoint: Path | None) -> None:
+    """Train to the last step. Raises: RunStoppedError and RunInterruptedError, which name the last checkpoint."""
+    stop = trainer.stop
+    assert stop is not None
+    gc.collect()  # and skip the objects that exist by now in later collections
+    gc.freeze()
+    try:
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        trainer.tidy()
+    except ImportError as error:  # an optimizer that is not installed
+        raise UsageError(" ".join(str(error).split())) from error
+    except Exception as error:
+        if isinstance(error, RunStoppedError):
+            reason = str(error)
+        elif disk_is_full(error):
+            reason = f"the disk is full ({error})."
+        elif str(error).startswith("DebugUnderflowOverflow"):
+            reason = "--debug underflow_overflow found a value that is not finite; its report is above."
+        else:
+            raise
+        raise RunStoppedError(f"{reason} {last_checkpoint(run)}") from None
+    finally:
+        gc.unfreeze()
+        stop.close()
+        stop.progress.close()
+    if stop.agreed(trainer.args.device):  # after the last step
+        raise stop.interruption(next(complete_checkpoints(run), None))
+    best, kept = trainer.state.best_global_step, trainer.state.best_model_checkpoint
+    if trainer.args.load_best_model_at_end and best and (kept is None or number_of(Path(kept)) != best):
+        instead = "the last model" if kept is None else Path(kept).name
+        print_stderr(
+            f"the lowest held-out loss was at step {best:,}, where no checkpoint was saved; {instead} is kept."
+        )
+
+
+def last_checkpoint(run: RunFolder) -> str:
+    """Return a sentence that names the newest complete checkpoint of a run."""
+    return f"Last good checkpoint: {next(complete_checkpoints(run), None) or 'none was saved'}."
 
 
 def _finalize_or_stop(

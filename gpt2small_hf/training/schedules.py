@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainingArguments, get_scheduler
 
@@ -103,15 +102,6 @@ class Schedule(LambdaLR):
     A run that resumes with the same settings has the same rates to the bit. One that resumes with another length or
     shape follows the new schedule from that step.
     """
-
-    def __init__(self, optimizer: Optimizer, share: Callable[[int], float]) -> None:
-        """Attach to an optimizer.
-
-        Args:
-            optimizer: the learning rates of its groups are the peaks.
-            share: as returned by `rates`.
-        """
-        super().__init__(optimizer, share)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the step of `state_dict`. Load the optimizer's state first: it contains the old rate."""

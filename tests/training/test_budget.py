@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler
 
 from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
+from gpt2small_hf.config.run import RunArguments
 from gpt2small_hf.training.budget import (
     PEAK_TFLOPS,
     PRECISIONS,
@@ -30,9 +31,8 @@ from gpt2small_hf.training.budget import (
     peak_flops,
     precision_of,
     sizes,
-    steps_for,
+    steps_for_tokens,
     suggest_device,
-    wanted_tokens,
 )
 
 
@@ -91,18 +91,19 @@ def test_sizes_and_flops_equal_those_of_the_series(variant, total):
 
 
 def test_twenty_tokens_per_parameter_give_the_steps_of_the_series():
-    tokens = wanted_tokens(GPT2SmallConfig(), None, 20, "all")
-    assert tokens == 3_260_190_720
-    assert steps_for(tokens, 96 * 1024) == 33_165
+    by_all = RunArguments(tokens_per_parameter=20)
+    assert steps_for_tokens(GPT2SmallConfig(), by_all, 1) == 3_260_190_720
+    assert steps_for_tokens(GPT2SmallConfig(), by_all, 96 * 1024) == 33_165
     assert SERIES_TOKENS == 33_165 * 96 * 1024
-    assert wanted_tokens(GPT2SmallConfig(), None, 20, "non_embedding") == 20 * 123_625_728
-    assert wanted_tokens(GPT2SmallConfig(), 1000, None, "all") == 1000
-    assert wanted_tokens(GPT2SmallConfig(), None, None, "all") is None
+    without_embeddings = RunArguments(tokens_per_parameter=20, parameters_counted="non_embedding")
+    assert steps_for_tokens(GPT2SmallConfig(), without_embeddings, 1) == 20 * 123_625_728
+    assert steps_for_tokens(GPT2SmallConfig(), RunArguments(), 1) is None
 
 
 @given(st.integers(1, 10**12), st.integers(1, 10**7))
 def test_steps_exceed_the_tokens_by_less_than_a_step(tokens, per_step):
-    assert tokens <= steps_for(tokens, per_step) * per_step < tokens + per_step
+    n_steps = steps_for_tokens(GPT2SmallConfig(), RunArguments(tokens=tokens), per_step)
+    assert tokens <= (n_steps or 0) * per_step < tokens + per_step
 
 
 @given(
