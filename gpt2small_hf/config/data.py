@@ -1,3 +1,4 @@
+# pyright: strict
 """The settings of `prepare`, of `preview` and of chats, which `train` has too. Nothing here imports torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: strict
 """Dataclasses, enums and the keys of dictionaries, read from the source of a module without importing it.
 
 `TrainingArguments` and `GPT2SmallConfig` cannot be imported without torch, which takes seconds. Flags are checked

@@ -239,12 +239,11 @@ class _Help(ArgumentDefaultsHelpFormatter):
 
 def as_flags(settings: Mapping[str, Any]) -> list[str]:
     """Write settings as flags: {"bf16": True} → ["--bf16", "true"]."""
-    words = []
+    words: list[str] = []
     for key, value in settings.items():
-        if value is None:
-            continue
-        values = value if isinstance(value, list) else [value]
-        words += [f"--{key}", *(_word(item) for item in values)]
+        if value is not None:
+            values: list[Any] = value if isinstance(value, list) else [value]
+            words += [f"--{key}", *map(_word, values)]
     return words
 
 

@@ -1,3 +1,4 @@
+# pyright: strict
 """Recipes: flat YAML files whose keys are flag names; found by name, read and merged with those that they extend."""
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
     try:
         if path.is_fifo():  # it is read more than once
             raise UsageError(f"the recipe {path} is a pipe. Save it as a file.")
-        recipe = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
+        loaded: Any = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
     except OSError as error:
         packaged = sorted(each.stem for each in resource("examples").glob("*.yaml"))
         near = difflib.get_close_matches(path.stem, packaged, 1)
@@ -52,13 +53,11 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if recipe is None:
-        return {}
-    if not isinstance(recipe, dict):
+    recipe: dict[str, Any] = {} if loaded is None else loaded
+    if not isinstance(recipe, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"{path} is not a recipe: write one `flag_name: value` per line, as in examples/tiny.yaml.")
-    for key in recipe:
-        if not isinstance(key, str):
-            raise UsageError(f"{path}: {key} is not the name of a flag.")
+    if unnamed := [key for key in recipe if not isinstance(key, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"{path}: {unnamed[0]} is not the name of a flag.")
     base = recipe.pop("extends", None)
     if base is None:
         return recipe
@@ -85,7 +84,8 @@ def recipe_text(path: Path, alternatives: Sequence[set[str]] = ()) -> str:
 
 def extended(path: Path) -> Path | None:
     """Return the recipe that a recipe extends; None if it extends none."""
-    base = (yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}).get("extends")
+    recipe: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader) or {}
+    base = recipe.get("extends")
     return None if base is None else find_recipe(str(base), path.parent)
 
 

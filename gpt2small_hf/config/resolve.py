@@ -1,3 +1,4 @@
+# pyright: strict
 """A recipe and flags, or Python values → one frozen `RunConfig`, checked as far as it can be without torch."""
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def run_parser(
 ) -> FlagParser:
     """Return the parser of a command that takes a recipe, the settings of a run, and those of `more`."""
     prog = command(command_name)
-    own = {part._argument_group_name: dict.fromkeys(setting.name for setting in fields(part)) for part in more}  # pyright: ignore[reportAttributeAccessIssue]
+    own = {getattr(part, "_argument_group_name"): dict.fromkeys(f.name for f in fields(part)) for part in more}  # noqa: B009
     parser = FlagParser(
         *more,
         RunArguments,
@@ -229,9 +230,10 @@ def _beside(path: Path, recipe: dict[str, Any]) -> dict[str, Any]:
         is_beside = isinstance(name, str) and "{" not in name and (path.parent / file).is_file()
         return str(path.parent / name) if is_beside and not Path(file).exists() else name
 
-    files = {key: recipe[key] for key in ("chat_data", "validation_data", "template") if key in recipe}
+    files: dict[str, Any] = {key: recipe[key] for key in ("chat_data", "validation_data", "template") if key in recipe}
     return recipe | {
-        key: [found(one) for one in value] if isinstance(value, list) else found(value) for key, value in files.items()
+        key: list(map(found, value)) if isinstance(value, list) else found(value)  # pyright: ignore[reportUnknownArgumentType]
+        for key, value in files.items()
     }
 
 
@@ -310,7 +312,7 @@ def _check_chats(config: RunConfig) -> None:
 
 def check_sizes(config: RunConfig) -> int:
     """Check the sizes of a new model and of its rows. Returns: `seq_len`. Raises: UsageError for invalid ones."""
-    values = dict(vars(config.model))
+    values: dict[str, Any] = {**config.model.__dict__}
     hidden_size, heads = values["hidden_size"], values["num_attention_heads"]
     if values["intermediate_size"] is None:
         values["intermediate_size"] = 4 * hidden_size
@@ -341,7 +343,7 @@ def row_length(config: RunConfig, context: int) -> int:
 
 def full_recipe(config: RunConfig) -> dict[str, Any]:
     """Return every setting of this package, and those of the Trainer that have another default here or are set."""
-    model = vars(config.model)
+    model: dict[str, Any] = config.model.__dict__
     if config.run.init_from is not None:  # the base model has its own sizes
         model = {name: value for name, value in model.items() if name in config.named}
     chat = vars(config.chat) if config.chat.chat_data else {}

@@ -1,3 +1,4 @@
+# pyright: strict
 """The settings of a run as a whole, and of its model."""
 
 from __future__ import annotations

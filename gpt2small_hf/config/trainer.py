@@ -1,3 +1,4 @@
+# pyright: strict
 """The settings of transformers' Trainer, with our defaults, read without importing torch."""
 
 from __future__ import annotations
