@@ -17,6 +17,7 @@ from gpt2small_hf.config.trainer import NOT_FOR_RUNS, TrainerSettings
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.resources import resource
+from gpt2small_hf.runs.layout import RunFolder
 
 DEFAULT_RECIPE = resource("examples/tiny.yaml")
 ALTERNATIVES = (
@@ -90,6 +91,11 @@ class RunConfig:
     words: tuple[str, ...]
     """Arguments of the command `train` that give this config."""
 
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return RunFolder(self.run.output_dir)
+
     def with_settings(self, **changes: Any) -> RunConfig:
         """Return a copy with other values of some settings, whichever part they belong to."""
         parts = {}
@@ -135,11 +141,7 @@ def read_with(
     purpose: str,
     more: tuple[type, ...] = (),
 ) -> tuple[Any, ...]:
-    """Read a recipe and flags for a command that also takes the dataclasses `more`.
-
-    Returns: the `RunConfig`, then an instance of each of `more`.
-    Raises:  as `load_recipe`.
-    """
+    """Return the `RunConfig` of a recipe and flags, then an instance of each of `more`. Raises: as `load_recipe`."""
     parser, flags, path = run_parser(command_name, purpose, more, default_recipe), list(words), default_recipe
     # The recipe is the first word or none: anywhere else it could be the last value of a flag that takes several.
     if flags and not flags[0].startswith("-"):

@@ -189,7 +189,7 @@ def find_device(device_name: str) -> str | None:
 
 
 def suggest_device(device_name: str) -> str:
-    """Suggest the device with the most similar name, or list all."""
+    """Name the device with the most similar name, or list all."""
     near = difflib.get_close_matches(_model_name(device_name), _DEVICES, 1)
     return f"Did you mean {_DEVICES[near[0]]}?" if near else f"Known: {', '.join(PEAK_TFLOPS)}."
 
@@ -260,11 +260,7 @@ def checkpoints_saved(args: Any, steps: int, steps_a_pass: int | None = None) ->
     """Return the number of checkpoints that a run keeps, and the maximum on the disk at once.
 
     A new checkpoint is complete before an old one is removed. The last step is saved too, unless each epoch is.
-
-    Args:
-        args: the `TrainingArguments`.
-        steps: optimizer steps of the run.
-        steps_a_pass: optimizer steps of one epoch; None if the number of rows is unknown.
+    `steps_a_pass` are the optimizer steps of one epoch; None if the number of rows is unknown.
     """
     strategy = getattr(args.save_strategy, "value", args.save_strategy)
     if strategy == "no":
@@ -281,13 +277,7 @@ def checkpoints_saved(args: Any, steps: int, steps_a_pass: int | None = None) ->
 
 
 def disk_bytes(weight_bytes: int, n_checkpoints: int, args: Any) -> int:
-    """Return the bytes of the checkpoints and the final model. AdamW's state is two numbers per parameter.
-
-    Args:
-        weight_bytes: size of the model's weights.
-        n_checkpoints: maximum on the disk at once, see `checkpoints_saved`.
-        args: the `TrainingArguments`.
-    """
+    """Return the bytes of the final model and of `n_checkpoints`. AdamW's state is two numbers per parameter."""
     return n_checkpoints * weight_bytes * (1 if args.save_only_model else 3) + weight_bytes
 
 
@@ -299,14 +289,9 @@ _NUMBERS = {"adamw_torch": 4, "adamw_torch_fused": 4, "muon": 3}
 
 
 def memory_bytes(n_parameters: int, config: Any, args: Any, *, trains: bool, batch_tokens: int = 0) -> int:
-    """Return a lower bound of the memory, in bytes, that a run needs on a device without sharding.
+    """Return a lower bound of the bytes that a run needs on a device without sharding, which builds or also trains it.
 
-    Args:
-        n_parameters: parameters of the model.
-        config: configuration of the model.
-        args: settings of the run.
-        trains: whether the device trains the model, or only builds it.
-        batch_tokens: tokens of a batch; 0 if unknown.
+    `batch_tokens` is 0 if unknown.
     """
     if not trains:
         return n_parameters * BYTES_A_NUMBER

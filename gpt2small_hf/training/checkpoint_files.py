@@ -94,12 +94,7 @@ def _looks_complete(checkpoint: Path) -> bool:
 
 
 def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
-    """Write a manifest with the checksum of each file of a checkpoint. Call it once all files are written.
-
-    Args:
-        checkpoint: the checkpoint folder.
-        scheduled: False if only a signal requested the checkpoint.
-    """
+    """Write a manifest with the checksum of each file of a complete checkpoint; `scheduled`: not only by a signal."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
     checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
     write_json(checkpoint / MANIFEST, {"scheduled": scheduled, "crc32": checksums})

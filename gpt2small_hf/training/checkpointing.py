@@ -24,13 +24,7 @@ class ResumableTrainer(Trainer):
     """HF's Trainer with atomic checkpoints and exact resuming: an interrupted run ends like an uninterrupted one."""
 
     def __init__(self, *args: Any, stop: StopOnSignal | None = None, **kwargs: Any) -> None:
-        """Accept the arguments of `Trainer`, and `stop`.
-
-        Args:
-            args: positional arguments of `Trainer`.
-            stop: handles signals; must also be one of `callbacks`.
-            kwargs: keyword arguments of `Trainer`.
-        """
+        """Accept the arguments of `Trainer`, and `stop`, which handles signals and must be one of `callbacks` too."""
         self.stop = stop
         self.save_due = self.is_in_step = False
         self.checkpoint_in_the_making: Path | None = None

@@ -1,4 +1,4 @@
-"""The settings of a run and what they are applied to → its record, `resolved.json`."""
+"""The settings, data and device of a run → its record, `resolved.json`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prompts_in_training(prompts: list[str], rows: RowDataset) -> list[bool] | No
 
 
 def describe_run(config: RunConfig, inputs: RunInputs, arguments: TrainingArguments) -> Resolved:
-    """Return every value in force, as `resolved.json` has it."""
+    """Return all settings of the run, as `resolved.json` contains them."""
     device = arguments.device
     chat = config.chat
     values = {

@@ -17,35 +17,27 @@ from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.tables import NOTHING_HELD_OUT, console_table, kept_line, worse_line
 from gpt2small_hf.runs.files import atomic_write, set_default_permissions
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.inputs import RunInputs
+from gpt2small_hf.training.trainer import CausalLMTrainer
 
 
-def finalize(
-    config: RunConfig,
-    run: RunFolder,
-    inputs: RunInputs,
-    model: GPT2SmallForCausalLM,
-    step: int,
-    last_step: int,
-    *,
-    batch_size: int,
-) -> None:
+def finalize(config: RunConfig, inputs: RunInputs, trainer: CausalLMTrainer, model: GPT2SmallForCausalLM) -> None:
     """Write the model, its held-out loss, completions and charts. `heldout.json` marks the run as finished.
 
     Args:
         config: the settings of the run.
-        run: the folder.
         inputs: data and tokenizer.
+        trainer: after training.
         model: the trained model, without adapters.
-        step: the step of its weights.
-        last_step: the step that training ended at.
-        batch_size: held-out rows of a batch.
 
     Raises: RunStoppedError if the model's loss is not finite.
     """
+    run, args, state = config.folder, trainer.args, trainer.state
+    best, last_step = state.best_model_checkpoint, state.global_step
+    step = number_of(Path(best)) if args.load_best_model_at_end and best else last_step
     rows, tokenizer = inputs.rows, inputs.tokenizer
     measured_on = EvaluationInputs(
         tokenizer=tokenizer,
@@ -55,7 +47,7 @@ def finalize(
         is_chat=rows.is_chat,
         loss_before=Run(run).loss_before_nats,
         max_answers=config.run.max_answers,
-        batch_size=batch_size,
+        batch_size=args.eval_batch_size,
     )
     if inputs.heldout and not np.isfinite(measured_on.losses(model)).all():
         raise RunStoppedError(

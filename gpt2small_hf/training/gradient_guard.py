@@ -33,7 +33,7 @@ HISTORY, MIN_HISTORY = 128, 32
 
 @dataclass
 class BadStepDetector:
-    """Decides for each step whether it must be skipped, and why. All ranks decide alike."""
+    """Decides for each step whether it must be skipped, and why, with the same result on all ranks."""
 
     spike_factor: float
     """A norm above this multiple of the median over the last steps is a spike."""
@@ -46,12 +46,8 @@ class BadStepDetector:
     def classify(self, model: nn.Module, norm: Tensor, losses: list[Tensor]) -> str | None:
         """Return why a step must be skipped: the first of `KINDS` that any rank found; None to take the step.
 
-        Every rank must call this for every step.
-
-        Args:
-            model: has the gradients, sharded or not.
-            norm: () before clipping, of the gradients of all ranks together.
-            losses: the step's micro-batches'.
+        Every rank must call this for every step. `norm` is that of all ranks' gradients before clipping, shape (), and
+        `losses` are those of the step's micro-batches.
         """
         finite_losses = torch.stack(losses).isfinite().all()
         value, is_loss_finite = torch.stack([norm.float(), finite_losses.to(norm.device).float()]).tolist()
@@ -97,7 +93,7 @@ def not_finite(tensors: dict[str, Tensor]) -> list[str]:
 
 
 class GradientGuard(Trainer):
-    """Skips a step whose loss or gradients are not finite or whose gradient norm is a spike; on all ranks alike.
+    """Skips a step, on all ranks, whose loss or gradients are not finite or whose gradient norm is a spike.
 
     Put it before any other Trainer: `class MyTrainer(GradientGuard, Trainer)`. The weights and the optimizer's state
     keep their values in a skipped step. The log counts skipped steps as `skipped_loss`, `skipped_non_finite`,
@@ -165,7 +161,7 @@ class GradientGuard(Trainer):
             more = f" and {len(detector.broken) - 4} more" if len(detector.broken) > 4 else ""
             where = f", not finite in {', '.join(detector.broken[:4])}{more}" if detector.broken else ""
             print(f"step {step:,}: skipped ({kind}); gradient norm {norm:g}{where}", file=sys.stderr)
-        # Every optimizer ignores a parameter without a gradient: no decay, no moments. In fp16 the scaler has looked at
+        # Every optimizer ignores a parameter without a gradient: no decay, no moments. In fp16 the scaler has checked
         # the gradients by now, and will lower its scale if one was not finite.
         for parameter in model.parameters():
             parameter.grad = None

@@ -80,7 +80,7 @@ def train(config: RunConfig) -> RunFolder:
     Raises:  UsageError for anything a user can fix, before the first step; RunStoppedError when training cannot
         continue; RunInterruptedError when a signal ended it.
     """
-    run = RunFolder(config.run.output_dir)
+    run = config.folder
     launch = training_arguments(config.trainer, run.checkpoints)
     check_launch(launch.world_size)
     check_folder(run, config)
@@ -89,7 +89,7 @@ def train(config: RunConfig) -> RunFolder:
             stack.enter_context(redirect_stdout(stack.enter_context(Path(os.devnull).open("w"))))
         run_on_rank_0(lambda: stack.enter_context(training_in(run, read_only=config.run.preflight_only)))
         try:
-            _train(config, run, launch)
+            _train(config, launch)
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -101,9 +101,9 @@ def train(config: RunConfig) -> RunFolder:
     return run
 
 
-def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None:
+def _train(config: RunConfig, launch: TrainingArguments) -> None:
     """Run the stages in order: inputs, preflight, training, final evaluation."""
-    started = time.perf_counter()
+    started, run = time.perf_counter(), config.folder
     logging.disable_progress_bar()  # those of transformers would overwrite the progress line
     if config.run.num_threads is not None:
         torch.set_num_threads(config.run.num_threads)
@@ -119,21 +119,21 @@ def _train(config: RunConfig, run: RunFolder, launch: TrainingArguments) -> None
     model = inputs.build()
     record = replace(record, parameters=count_parameters(model))
     if config.run.find_batch_size:
-        found = choose_batch_size(config, run, model, inputs, checkpoint, arguments)
+        found = choose_batch_size(config, inputs, model, checkpoint, arguments)
         config, record = config.with_settings(**found), replace(record, trainer=replace(record.trainer, **found))
         arguments = training_arguments(config.trainer, run.checkpoints)
-    trainer = build_trainer(config, run, inputs, model, arguments, checkpoint)
+    trainer = build_trainer(config, inputs, model, arguments, checkpoint)
     if checkpoint is None:
         run_on_rank_0(lambda: show(preflight(trainer, config, inputs), everything=config.run.preflight_only))
     if config.run.preflight_only:
         _print_next(config)
         return
     if arguments.process_index == 0:
-        start_run(config, run, record, inputs, model, checkpoint, arguments)
+        start_run(config, record, inputs, trainer, checkpoint)
     fit(trainer, run, checkpoint)
     model = unsharded_model(trainer.accelerator.unwrap_model(trainer.model))  # every rank has a part of it
     if arguments.process_index == 0:
-        _finalize_or_stop(config, run, inputs, trainer, model)
+        _finalize_or_stop(config, inputs, trainer, model)
         print(f"done in {duration(time.perf_counter() - started)} · wrote {run.root}")
         print(f"next: {command('report', str(run.root))}")
 
@@ -184,15 +184,10 @@ def default_prompts(rows: RowDataset, heldout: RowDataset | None) -> tuple[list[
 
 
 def choose_batch_size(
-    config: RunConfig,
-    run: RunFolder,
-    model: Any,
-    inputs: RunInputs,
-    checkpoint: Path | None,
-    arguments: TrainingArguments,
+    config: RunConfig, inputs: RunInputs, model: Any, checkpoint: Path | None, arguments: TrainingArguments
 ) -> dict[str, int]:
     """Return the settings of the micro-batch that fits in memory: measured now, or when the run started."""
-    before = settings_to_resume(run, config)
+    before = settings_to_resume(config.folder, config)
     if before is not None and checkpoint is not None and checkpoint != config.run.branch_from:
         size, accumulation = before.trainer.per_device_train_batch_size, before.trainer.gradient_accumulation_steps
     else:
@@ -205,15 +200,10 @@ def choose_batch_size(
 
 
 def build_trainer(
-    config: RunConfig,
-    run: RunFolder,
-    inputs: RunInputs,
-    model: Any,
-    arguments: TrainingArguments,
-    checkpoint: Path | None,
+    config: RunConfig, inputs: RunInputs, model: Any, arguments: TrainingArguments, checkpoint: Path | None
 ) -> CausalLMTrainer:
     """Build the Trainer with its callbacks. Raises: UsageError if a package that it needs is not installed."""
-    rows, settings, device = inputs.rows, config.run, arguments.device
+    run, rows, settings, device = config.folder, inputs.rows, config.run, arguments.device
     if inputs.config.tie_word_embeddings:
         # Saved under the embedding's name alone; the Trainer would report the other name missing when it resumes.
         model._keys_to_ignore_on_save = set(model._tied_weights_keys)
@@ -274,17 +264,12 @@ def _report_finished(run: RunFolder, arguments: TrainingArguments) -> None:
 
 
 def start_run(
-    config: RunConfig,
-    run: RunFolder,
-    record: Resolved,
-    inputs: RunInputs,
-    model: Any,
-    checkpoint: Path | None,
-    arguments: TrainingArguments,
+    config: RunConfig, record: Resolved, inputs: RunInputs, trainer: CausalLMTrainer, checkpoint: Path | None
 ) -> None:
     """Write what describes the run, and the loss before training, unless the run is resumed."""
-    rows, heldout = inputs.rows, inputs.heldout
-    start_folder(config, run, record, inputs)
+    run, rows, heldout = config.folder, inputs.rows, inputs.heldout
+    model: Any = trainer.model
+    start_folder(config, record, inputs)
     if checkpoint is not None and checkpoint == config.run.branch_from and not run.metrics.exists():
         start_branch(checkpoint, run)
     total, trained = model.num_parameters(), model.num_parameters(only_trainable=True)
@@ -292,7 +277,7 @@ def start_run(
         f"{total:,} parameters" if trained == total else f"{trained:,} of {total:,} parameters trained",
         f"{len(rows):,} training rows of {'up to ' if rows.is_chat else ''}{rows.seq_len} tokens",
         f"{f'{len(heldout):,}' if heldout else 'none'} held out",
-        f"{tokens_per_step(config, rows, arguments.world_size):,} tokens per step",
+        f"{tokens_per_step(config, rows, trainer.args.world_size):,} tokens per step",
     ]
     if not rows.is_chat and rows.cropped_share > 0.01:
         parts.append(f"{rows.cropped_share:.1%} of the text in no row")
@@ -304,7 +289,7 @@ def start_run(
     if heldout:
         loss = Run(run).loss_before_nats
         if loss is None:
-            loss = float(heldout_losses(model, heldout, batch_size=arguments.eval_batch_size).mean())
+            loss = float(heldout_losses(model, heldout, batch_size=trainer.args.eval_batch_size).mean())
         if not MetricsRow.load_lines(run.metrics):
             save_lines(run.metrics, [MetricsRow.of(0, eval_loss=loss)])
         replace(record, loss_before_nats=loss).save(run.resolved)
@@ -350,15 +335,11 @@ def last_checkpoint(run: RunFolder) -> str:
     return f"Last good checkpoint: {next(complete_checkpoints(run), None) or 'none was saved'}."
 
 
-def _finalize_or_stop(
-    config: RunConfig, run: RunFolder, inputs: RunInputs, trainer: CausalLMTrainer, model: Any
-) -> None:
+def _finalize_or_stop(config: RunConfig, inputs: RunInputs, trainer: CausalLMTrainer, model: Any) -> None:
     """Call `finalize` with the trained model, without adapters. Raises: RunStoppedError if the disk is full."""
-    model = merge_adapter(model, run)
-    best, last_step = trainer.state.best_model_checkpoint, trainer.state.global_step
-    step = number_of(Path(best)) if trainer.args.load_best_model_at_end and best else last_step
+    model = merge_adapter(model, config.folder)
     try:
-        finalize(config, run, inputs, model, step, last_step, batch_size=trainer.args.eval_batch_size)
+        finalize(config, inputs, trainer, model)
     except Exception as error:
         if not disk_is_full(error):
             raise

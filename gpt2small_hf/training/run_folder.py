@@ -46,12 +46,12 @@ def training_in(run: RunFolder, *, read_only: bool) -> Iterator[None]:
             remove_if_empty(folder)
 
 
-def start_folder(config: RunConfig, run: RunFolder, record: Resolved, inputs: RunInputs) -> None:
+def start_folder(config: RunConfig, record: Resolved, inputs: RunInputs) -> None:
     """Write the recipe, every value in force, and the first rows, before the first step.
 
     With --overwrite, a former run in the folder is set aside until this one is finished.
     """
-    recipe = recipe_text(config.recipe, ALTERNATIVES)
+    run, recipe = config.folder, recipe_text(config.recipe, ALTERNATIVES)
     if config.run.overwrite:
         set_aside(run)
     with atomic_write(run.recipe) as temporary:
