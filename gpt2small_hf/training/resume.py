@@ -128,7 +128,7 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
             return args.run.branch_from
         before = settings_to_resume(run, args)
         if before is not None and (lines := differences(before, settings)):
-            raise UsageError(f"{named} is of a run with other settings: {_few(lines)}. Use the same settings.")
+            raise UsageError(f"{named} is of a run with other settings: {_few(lines, args)}. Use the same settings.")
         return named
     if args.run.resume == "never":
         raise UsageError(f"{run.root} contains a run. Resume it with --resume auto, or replace it with --overwrite.")
@@ -138,7 +138,7 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
         weights = run.root if run.finished else next(complete_checkpoints(run), None)
         longer = f" To train longer: --init_from {weights}, or --branch_from." if weights else ""
         raise UsageError(
-            f"{run.root} contains a run with other settings: {_few(lines)}. Resume it with its settings, or give "
+            f"{run.root} contains a run with other settings: {_few(lines, args)}. Resume it with its settings, or give "
             f"--output_dir or --overwrite.{longer}{kept}"
         )
     if run.finished:
@@ -166,8 +166,10 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
     return usable or args.run.branch_from
 
 
-def _few(lines: list[str]) -> str:
-    return "; ".join(lines[:2]) + (f"; and {len(lines) - 2} more" if len(lines) > 2 else "")
+def _few(lines: list[str], args: RunConfig) -> str:
+    """Return the first two differences, those that the user set before those that follow from them."""
+    ordered = sorted(lines, key=lambda line: line.partition(":")[0] not in args.named)
+    return "; ".join(ordered[:2]) + (f"; and {len(lines) - 2} more" if len(lines) > 2 else "")
 
 
 def device_notice(before: DeviceFacts, now: DeviceFacts) -> str | None:
@@ -255,7 +257,7 @@ def check_branch(checkpoint: Path, args: RunConfig, settings: Resolved) -> None:
     """
     if lines := differences(read_resolved(run_of(checkpoint)), settings, BRANCHES_CHANGE):
         raise UsageError(
-            f"a branch may change only length and schedule, but these settings differ: {_few(lines)}. "
+            f"a branch may change only length and schedule, but these settings differ: {_few(lines, args)}. "
             f"Use the recipe of {run_of(checkpoint).root}."
         )
     state = read_json(checkpoint / "trainer_state.json")

@@ -387,7 +387,7 @@ def test_run_may_train_on_all_of_its_chats(place, tmp_path, capsys):
     run = run_train(words)
     said = capsys.readouterr().out
     assert "none held out" in said
-    assert "held-out data  note  none: the run trains on all of the data" in said
+    assert "held-out data  note  none: the loss on new data is unknown" in said
     assert said.count(NOTHING_HELD_OUT) == 1
     data = read_json(run.resolved)["data"]
     assert (data["train"]["conversations"], data["validation"]) == (len(chats()), None)

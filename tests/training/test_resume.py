@@ -419,7 +419,7 @@ def test_run_resumes_only_with_its_own_settings(tmp_path, monkeypatch, capsys):
     (tmp_path / "other.txt").write_text("Quite another text. " * 200)
     for change, message in [
         (["--text", "other.txt"], "text: data/corpus-.* -> data/other-"),
-        (["--max_steps", "30"], "max_steps: 20 -> 30.*--init_from .*run.*warmup_stable_decay.*--branch_from"),
+        (["--max_steps", "30"], "max_steps: 20 -> 30.*--init_from .*run.*, or --branch_from"),
         (["--hidden_size", "32"], "hidden_size: 16 -> 32"),
         (["--tie_word_embeddings", "--learning_rate", "1"], "tie_word_emb.*; learning_rate: 0.01 -> 1.0"),
         (["--gradient_accumulation_steps", "2"], "rows a step: 4 -> 8"),
@@ -577,7 +577,7 @@ def test_branch_decays_from_any_stable_checkpoint_in_its_own_folder(tmp_path, mo
         (["--branch_from", str(trunk.checkpoints / "checkpoint-20")], "at step 20, and the run ends at step 12"),
         (
             ["--branch_from", str(trunk.checkpoints / "checkpoint-20"), "--max_steps", "25"],
-            "decaying already.*--init_from",
+            "below its peak.*--init_from",
         ),
         (["--seed", "3"], "only length and schedule, but these settings differ: seed: 42 -> 3"),
         (["--output_dir", str(trunk.root)], "starts a new run"),

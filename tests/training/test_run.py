@@ -226,7 +226,7 @@ def test_bad_input_is_one_line_before_the_run_begins(tmp_path, monkeypatch, word
 @pytest.mark.slow
 def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "3"]
-    done = run_script([REPOSITORY / "train.py", *words], tmp_path)
+    done = run_script(["-m", "gpt2small_hf", "train", *words], tmp_path)
     assert done.returncode == 0, done.stderr
     *_, wrote, following = done.stdout.splitlines()
     assert wrote.endswith(f"wrote {tmp_path / 'run'}")
