@@ -136,7 +136,11 @@ def find_start_checkpoint(run: RunFolder, args: RunConfig, settings: Resolved) -
     if lines := differences(before, settings):
         kept = f" The run that it was meant to replace is kept in {run.former}." if run.former.exists() else ""
         weights = run.root if run.finished else next(complete_checkpoints(run), None)
-        longer = f" To train longer: --init_from {weights}, or --branch_from." if weights else ""
+        longer = (
+            f" To train longer: --init_from {weights}, or --branch_from a checkpoint of a warmup_stable_decay run."
+            if weights
+            else ""
+        )
         raise UsageError(
             f"{run.root} contains a run with other settings: {_few(lines, args)}. Resume it with its settings, or give "
             f"--output_dir or --overwrite.{longer}{kept}"

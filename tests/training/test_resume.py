@@ -419,7 +419,7 @@ def test_run_resumes_only_with_its_own_settings(tmp_path, monkeypatch, capsys):
     (tmp_path / "other.txt").write_text("Quite another text. " * 200)
     for change, message in [
         (["--text", "other.txt"], "text: data/corpus-.* -> data/other-"),
-        (["--max_steps", "30"], "max_steps: 20 -> 30.*--init_from .*run.*, or --branch_from"),
+        (["--max_steps", "30"], "max_steps: 20 -> 30.*--init_from .*run.*--branch_from .*warmup_stable_decay"),
         (["--hidden_size", "32"], "hidden_size: 16 -> 32"),
         (["--tie_word_embeddings", "--learning_rate", "1"], "tie_word_emb.*; learning_rate: 0.01 -> 1.0"),
         (["--gradient_accumulation_steps", "2"], "rows a step: 4 -> 8"),
