@@ -388,7 +388,10 @@ def test_preparation_killed_at_any_moment_is_finished_by_the_same_command(text: 
     ("words", "message"),
     [
         (["--text", "text", "--dataset", "a/b"], r"--text cannot be combined with --dataset"),
-        (["--validation_text", "text", "--validation_fraction", "0.1"], "--validation_text cannot be combined with --validation_fraction"),
+        (
+            ["--validation_text", "text", "--validation_fraction", "0.1"],
+            "--validation_text cannot be combined with --validation_fraction",
+        ),
         (["--validation_fraction", "1"], r"--validation_fraction is 1\.0\. Give a number from 0 to below 1"),
         (["--vocab_size", "100"], r"--vocab_size is 100, .* give at least 257"),
         (["--num_workers", "0"], r"--num_workers is 0"),
@@ -499,7 +502,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path):
         peaks[megabytes] = results.get()
         process.join()
         shutil.rmtree(folder)
-    assert peaks[40] < peaks[10] + 15, peaks  # MiB
+    assert peaks[40] < peaks[10] + 25, peaks  # MiB; the text is 30 MB longer
 
 
 # ---- progress ---------------------------------------------------------------------------------------------------
