@@ -34,6 +34,7 @@ def test_signature_shown_is_the_real_one(name, shown):
     assert shown == signature(name)
 
 
+@pytest.mark.slow
 def test_examples_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

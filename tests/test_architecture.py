@@ -46,6 +46,7 @@ def imports(path: Path) -> list[str]:
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_packages_import_only_packages_below_them(path):
     package = path.relative_to(REPOSITORY / PACKAGE).parts[0]
@@ -74,6 +75,7 @@ def test_report_reads_files_and_needs_no_pytorch(path):
     assert not {name.split(".")[0] for name in imports(path)} & {"torch", "transformers"}
 
 
+@pytest.mark.slow
 def test_report_loads_no_pytorch_at_run_time():
     code = f"""
 import sys, types

@@ -106,6 +106,7 @@ def imported(done: subprocess.CompletedProcess[str]) -> set[str]:
     return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_help_and_user_errors_import_no_torch(line, tmp_path):
     (tmp_path / "wrong.yaml").write_text("learning_rat: 1e-3\n")
@@ -126,6 +127,7 @@ def test_help_and_user_errors_import_no_torch(line, tmp_path):
     assert sorted(tmp_path.rglob("*")) == files
 
 
+@pytest.mark.slow
 def test_report_imports_no_torch(tiny_run, tmp_path):
     root = tmp_path / "run"
     root.mkdir()
@@ -226,6 +228,7 @@ def test_user_module_run_with_m_registers_the_classes(tmp_path):
 # ---- what is printed -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["--print_recipe", "--print_recipe true", "--print-recipe=true", "printing.yaml"])
 def test_print_recipe_prints_and_does_not_train(words, tmp_path):
     (tmp_path / "printing.yaml").write_text("print_recipe: true\nmax_steps: 3\n")
@@ -235,6 +238,7 @@ def test_print_recipe_prints_and_does_not_train(words, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["printing.yaml"]
 
 
+@pytest.mark.slow
 def test_preflight_prints_the_command_that_trains(tmp_path):
     words = [*TINY_STEPS, "--preflight_only", "true", "--output_dir", "runs/preflight-a"]
     done = run_script(["-m", "gpt2small_hf", "train", *words], tmp_path)
@@ -243,6 +247,7 @@ def test_preflight_prints_the_command_that_trains(tmp_path):
     assert line == f"next: python -m gpt2small_hf train {' '.join(TINY_STEPS)} --output_dir runs/preflight-a"
 
 
+@pytest.mark.slow
 def test_preflight_of_a_recipe_prints_a_flag_that_overrides_it(tmp_path):
     (tmp_path / "checked.yaml").write_text("preflight_only: true\nmax_steps: 3\nnum_hidden_layers: 1\n")
     done = run_script(["-m", "gpt2small_hf", "train", "checked.yaml", "--eval_strategy", "no"], tmp_path)

@@ -122,6 +122,7 @@ def test_flag_error_names_the_fix(words, message):
     assert str(caught.value).startswith(message)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "words"),
     [

@@ -100,6 +100,7 @@ def build(kind: str, clone: Path, folder: Path) -> Path:
     return folder / done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_wheel_made_from_the_sdist_finds_its_recipes_and_card_template(tmp_path):
     pytest.importorskip("setuptools.build_meta")
     copy_sources(tmp_path / "clone")

@@ -213,6 +213,7 @@ def test_prepared_text_is_counted_in_rows_and_passes(prepared, tmp_path, capsys)
         main([str(recipe)])
 
 
+@pytest.mark.slow
 def test_a_budget_of_tokens_becomes_whole_steps_of_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")

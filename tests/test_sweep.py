@@ -245,6 +245,7 @@ def test_recipes_that_are_measured_on_other_rows_are_refused_before_any_run(tmp_
     assert not list((tmp_path / "runs").glob("*/*-i*"))
 
 
+@pytest.mark.slow
 def test_small_interventions_are_measured_on_the_same_rows(tmp_path, monkeypatch):
     """Every recipe is accepted, measured on the baseline's rows, says three things, and follows the rule it names."""
     monkeypatch.chdir(tmp_path)

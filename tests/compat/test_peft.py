@@ -48,6 +48,7 @@ def adapted(published, rows):
     return model.eval(), losses
 
 
+@pytest.mark.slow
 def test_adapter_on_every_linear_layer_learns_and_base_weights_stay(published, adapted):
     model, losses = adapted
     assert losses[-1] < 0.8 * losses[0]

@@ -232,6 +232,7 @@ def test_reference_series_computes_the_same_in_either_form(tmp_path, qkv_bias, t
     assert_equal_logits(source.original(), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", ["gpt2small", "gpt2"])
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("bias", [False, True])
@@ -345,6 +346,7 @@ def test_every_layout_comes_back_bit_for_bit_in_its_dtype(layout, sizes, tied, q
     assert_same_bits(to_ours(theirs, config, layout), ours)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "variant",
@@ -548,6 +550,7 @@ def test_destination_is_replaced_only_when_asked_and_only_if_it_is_a_model(tmp_p
         convert(src, tmp_path / "photos", "gpt2", overwrite=True)
 
 
+@pytest.mark.slow
 def test_any_empty_folder_is_converted_into_and_replaced(fixed_folder, tmp_path):
     write_reference(tmp_path / "src")
     is_link, inode = fixed_folder.is_symlink(), fixed_folder.stat().st_ino
@@ -616,6 +619,7 @@ def command(*words):
     return run_script(["-m", "gpt2small_hf", "convert", *words], Path.cwd())
 
 
+@pytest.mark.slow
 def test_native_folder_of_a_run_loads_without_remote_code(tiny_run, tmp_path, run_isolated):
     convert(str(tiny_run.root), tmp_path / "native", "gpt2")
     printed = run_isolated(
@@ -637,6 +641,7 @@ print(write.model(torch.arange(10)[None]).logits.tolist())
     assert not list((tmp_path / "native").glob("*.py"))
 
 
+@pytest.mark.slow
 def test_command_says_what_it_read_checked_and_wrote_and_what_comes_next(tiny_run, tmp_path):
     done = command(tiny_run.root, tmp_path / "out", "--to", "gpt2small")
     assert (done.returncode, done.stderr) == (0, "")

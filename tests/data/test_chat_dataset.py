@@ -75,6 +75,7 @@ def ids_and_labels(
 # ---- rows -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     chats=CHATS,
@@ -234,6 +235,7 @@ def tokens(tokenizer: PreTrainedTokenizerFast, chat: list[Message]) -> int:
     return len(encode(tokenizer, [chat])[0].input_ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=80)
 @given(chats=CHATS, limit=st.integers(4, 250), overlong=st.sampled_from(OVERLONG), loss_on=st.sampled_from(LOSS_ON))
 def test_longer_conversation_keeps_the_longest_end_that_fits(

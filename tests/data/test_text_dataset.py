@@ -172,6 +172,7 @@ def test_cropped_share_is_that_of_tokens_in_no_row(articles: Path, packing: str)
     assert TextDataset(articles, "train", 64, packing=packing, max_rows=2).cropped_share == rows.cropped_share
 
 
+@pytest.mark.slow
 @given(seq_len=st.integers(1, 400))
 def test_best_fit_rows_begin_with_a_document_and_hold_documents_from_their_beginnings(articles: Path, seq_len: int):
     rows = served(TextDataset(articles, "train", seq_len, packing="bos_bestfit"))

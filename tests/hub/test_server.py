@@ -107,6 +107,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 @both_transports
 def test_a_folder_comes_back_as_it_went_up(hub: HubServer, tmp_path: Path, xet: bool) -> None:
     chance, folder = random.Random(1), tmp_path / "upload"
@@ -152,6 +153,7 @@ def test_every_way_to_pack_a_chunk_is_unpacked(hub: HubServer, tmp_path: Path, p
     assert (sent > len(text)) == (policy == "none")
 
 
+@pytest.mark.slow
 @both_transports
 def test_what_is_there_is_not_sent_again(hub: HubServer, tmp_path: Path, upload: Path, xet: bool) -> None:
     first = client(hub, tmp_path / "home", upload_code(upload), xet=xet)
@@ -161,6 +163,7 @@ def test_what_is_there_is_not_sent_again(hub: HubServer, tmp_path: Path, upload:
     assert not [request for request in hub.requests[before:] if request.received > 100_000]
 
 
+@pytest.mark.slow
 @both_transports
 def test_a_commit_on_a_stale_parent_is_refused(hub: HubServer, tmp_path: Path, upload: Path, xet: bool) -> None:
     stale = next(iter(hub.create("you/tiny").commits))
@@ -335,6 +338,7 @@ print(json.dumps([found.checked_count, [mismatch["path"] for mismatch in found.m
     assert json.loads(client(hub, tmp_path / "home", code)) == [2, ["config.json", "model.safetensors"], ["new"]]
 
 
+@pytest.mark.slow
 @both_transports
 def test_the_client_gets_over_a_line_that_breaks_under_the_data(
     hub: HubServer, tmp_path: Path, upload: Path, xet: bool
@@ -373,6 +377,7 @@ except Exception as error:
     assert asked(hub, "/commit/") == [None]
 
 
+@pytest.mark.slow
 def test_over_xet_the_client_repeats_a_commit_whose_answer_is_lost(
     hub: HubServer, tmp_path: Path, upload: Path
 ) -> None:
@@ -387,6 +392,7 @@ def test_over_xet_the_client_repeats_a_commit_whose_answer_is_lost(
     assert [commit.title for commit in hub.landed[3:]] == ["Once"]  # what the second attempt met was the first
 
 
+@pytest.mark.slow
 @both_transports
 def test_a_client_killed_under_the_data_leaves_nothing_and_the_next_one_finishes(
     hub: HubServer, tmp_path: Path, upload: Path, xet: bool
@@ -403,6 +409,7 @@ def test_a_client_killed_under_the_data_leaves_nothing_and_the_next_one_finishes
     assert hub.files("you/tiny")["model.safetensors"] == (upload / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_client_killed_at_its_commit_leaves_all_or_nothing(hub: HubServer, tmp_path: Path, upload: Path) -> None:
     pause = hub.pause("/commit/")
     with client_process(hub, tmp_path / "home", upload_code(upload)) as process:
@@ -474,6 +481,7 @@ def test_parts_of_files_unknown_addresses_and_tokens_in_the_wrong_place() -> Non
         assert [(leak.path, leak.token) for leak in hub.leaks] == [("/cdn/0", TOKEN)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "answer", "is_done"),
     [
@@ -510,6 +518,7 @@ def test_an_injected_fault_hits_the_named_call_once(kind: str, answer: Any, is_d
         assert hub.repos.keys() == {"you/tiny"}
 
 
+@pytest.mark.slow
 def test_every_call_that_faults_can_name_has_an_address(hub: HubServer, tmp_path: Path, upload: Path) -> None:
     seen: set[str] = set()
     code = (

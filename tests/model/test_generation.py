@@ -345,6 +345,7 @@ def test_beams_can_be_sampled_and_repeated(model):
 # Drafts
 
 
+@pytest.mark.slow
 def test_smaller_assistant_changes_no_greedy_text(model):
     assistant = strong(tiny_config(hidden_size=8, num_hidden_layers=1), seed=2)
     row = random_ids(1, 5)
@@ -715,6 +716,7 @@ def test_text_past_the_context_ends_in_an_error_with_both_lengths(model, how, pr
         model.generate(random_ids(1, prompt), **GREEDY, **how, max_new_tokens=new)
 
 
+@pytest.mark.slow
 def test_compiled_text_past_the_context_ends_in_the_same_error(model):
     torch._dynamo.reset()
     # A compiled step cannot look at its positions, and would read beside the table of positions.

@@ -16,6 +16,7 @@ from gpt2small_hf.model.gpt import explicit_attention, fused_attention, init_std
 VARIANTS = [{}, {"tie_word_embeddings": True}, {"attention_bias": True}]
 
 
+@pytest.mark.slow
 def test_core_needs_nothing_but_pytorch():
     code = "import sys; sys.path.insert(0, sys.argv[1]); import gpt; assert 'transformers' not in sys.modules"
     from gpt2small_hf.model import gpt

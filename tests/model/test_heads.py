@@ -87,6 +87,7 @@ def test_accumulating_batches_changes_no_heads_loss(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_language_model_folder_loads_every_head_without_the_package(tmp_path, run_isolated):
     GPT2SmallForCausalLM(tiny_config()).save_pretrained(tmp_path)
     printed = run_isolated(f"""

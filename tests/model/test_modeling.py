@@ -166,6 +166,7 @@ def test_sliding_window_refuses_what_it_cannot_do(tiny_model, asked):
         tiny_model.generate(**prompt, **asked, max_new_tokens=3, custom_generate=tiny_model.sliding_window)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [0, -1, 64.0, None])
 def test_context_of_no_length_is_refused(tiny_model, length):
     with pytest.raises(ValueError, match="The context cannot be"):
@@ -283,6 +284,7 @@ def test_initialisation_never_touches_a_loaded_weight(tmp_path):
         assert parameter.unique().tolist() == [0.0 if new else 0.5], name
 
 
+@pytest.mark.slow
 def test_saved_folder_loads_every_class_without_the_package(tmp_path, run_isolated):
     torch.manual_seed(0)
     model = GPT2SmallForCausalLM(tiny_config()).eval()

@@ -89,6 +89,7 @@ def chunked(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 # ---- compiled ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tied", "padding"),
     [(True, "right"), *(pytest.param(False, kind, marks=pytest.mark.slow) for kind in (None, "left"))],
@@ -104,6 +105,7 @@ def test_compiled_forward_equals_eager_at_every_length(compiled, tied, padding):
         torch.testing.assert_close(ours.loss, eager.loss, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")  # PyTorch's own, as inductor starts
 @pytest.mark.parametrize(
     ("tied", "padding", "backend", "device"),
@@ -265,6 +267,7 @@ def trained(
     return [line for line in trainer.state.log_history if "loss" in line], gradients.steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.05])
 @TIED
 def test_eight_accumulated_rows_are_a_batch_of_eight_in_log_gradient_and_weights(tmp_path, tied, max_grad_norm):
@@ -288,6 +291,7 @@ def test_eight_accumulated_rows_are_a_batch_of_eight_in_log_gradient_and_weights
     assert_all_close(twin.state_dict(), model.state_dict(), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_trainer_follows_gpt2_step_by_step(tmp_path):
     # With biases everywhere both have the same parameters; without dropout, the same arithmetic.
     model = grown_model(attention_bias=True)

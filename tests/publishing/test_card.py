@@ -243,6 +243,7 @@ def cards(place, tiny_run, chat_run, chat_place, tiny_tokenizer, tmp_path_factor
 # ---- all kinds --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_card_of_each_kind_passes_the_gate(variant, cards):
     check_finished(cards[variant].text, cards[variant].files)
@@ -298,6 +299,7 @@ def test_a_card_of_our_architecture_names_the_layers_for_lora(variant, cards):
     assert [ast.literal_eval(names) for names in named] == ([] if variant == "native" else [list(LORA_TARGETS)])
 
 
+@pytest.mark.slow
 def test_the_same_files_give_the_same_card(cards):
     for card in cards.values():
         assert render(card.source, card.folder, card.publication) == card.text
@@ -857,6 +859,7 @@ def test_baseline_of_a_sweep_is_not_judged_by_it_for_a_run_that_the_sweep_has_no
         assert "standard" not in card.prose.partition("### Compared with the baseline")[2].partition("## ")[0]
 
 
+@pytest.mark.slow
 def test_baseline_is_linked_where_its_model_is_published_for_everybody(cards, tiny_run):
     other = copied(tiny_run, "published-baseline")
     named = "### Compared with the baseline published-baseline\n"
@@ -996,6 +999,7 @@ def test_names_in_the_metadata_may_look_like_links():
         check_finished(f"{card}[a](b)\n", set())
 
 
+@pytest.mark.slow
 def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.root, "runs/short")
@@ -1123,6 +1127,7 @@ def test_a_file_that_is_no_longer_there_is_not_taken_for_a_data_set_of_the_hub(n
     assert card_of(run.root).metadata.get("datasets") is None
 
 
+@pytest.mark.slow
 def test_chats_of_the_hub_are_named_with_their_revision(chat_run):
     run = copied(chat_run, "chats-of-hub")
     origin = {"name": "somebody/chats:test", "shape": "x", "conversations": 32, "unreadable": 0, "revision": "abc123"}
@@ -1164,6 +1169,7 @@ def publish(run: Path, digest: str, **more: Any) -> None:
     write_json(run / "published.json", {**told, "files": {"model.safetensors": file}, **more})
 
 
+@pytest.mark.slow
 def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_base):
     card = card_of(with_base.root)
     assert card.metadata.get("base_model") is None
@@ -1180,6 +1186,7 @@ def test_a_base_is_named_to_the_hub_only_if_these_weights_were_published(with_ba
     assert "[you/base-model](https://huggingface.co/you/base-model) was fine-tuned on" in card.prose
 
 
+@pytest.mark.slow
 def test_the_card_of_a_fine_tune_names_the_training_data_of_its_base(with_base):
     base = read_json(with_base.resolved)["base"]
     assert [Path(origin["file"]).name for origin in base["trained_on"]] == ["corpus.jsonl"]
@@ -1213,6 +1220,7 @@ def test_the_training_data_of_a_base_are_found_beside_its_weights(inside, tmp_pa
     assert sources_of(run.root / "elsewhere") is None
 
 
+@pytest.mark.slow
 def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_base):
     change(with_base.resolved, base={"init_from": "somebody/their-base", "of_hub": True})
     card = card_of(with_base.root)
@@ -1404,6 +1412,7 @@ def letters(text: str) -> str:
     return "".join(c for c in text if (c.isascii() and c.isprintable() and c != " ") or c == "\U0001f600")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", WRITTEN)
 def test_a_card_is_text_that_any_editor_keeps_as_it_is(text, tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -147,6 +147,7 @@ READ = [name for name in CALLED if name not in ("auth", "branch", "put", "verify
 """Those whose answer is read."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_new", [True, False], ids=["new", "existing"])
 @pytest.mark.parametrize("kind", ["500", "429", "dropped", "lost"])
 def test_a_push_survives_one_fault_at_every_call(server, staged, capfd, kind, is_new):
@@ -162,6 +163,7 @@ def test_a_push_survives_one_fault_at_every_call(server, staged, capfd, kind, is
     assert all(line.endswith("; retrying in 0.01 s") for line in told.splitlines())
 
 
+@pytest.mark.slow
 def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd):
     for call, kind in {"whoami": "silent", "create": "done-silent", "put": "silent", "commit": "done-silent"}.items():
         server.inject(call, kind)
@@ -171,6 +173,7 @@ def test_a_push_survives_silence_before_and_after_the_work(server, staged, capfd
     assert f"GET /api/whoami-v2: no answer from {server.url} within 0.5 s; retrying in 0.01 s\n" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["whoami", "tree", "put", "commit", "tag"])
 def test_server_without_answer_is_named_with_its_call(server, staged, call):
     existing(server)
@@ -186,6 +189,7 @@ def test_server_without_answer_is_named_with_its_call(server, staged, call):
     assert call == "commit" or asked[0].path[:50] in str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "said"), [("silent", "within 0.5 s"), ("html", "web page"), ("403", "fault 403")])
 def test_xet_token_request_has_a_timeout_and_a_message(server, staged, monkeypatch, kind, said):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
@@ -256,6 +260,7 @@ def test_seconds_asked_reads_every_form(headers, seconds):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
 def test_time_limit_interrupts_even_where_signals_are_ignored(handler):
     before = signal.signal(signal.SIGINT, handler)
@@ -289,6 +294,7 @@ def test_a_busy_server_is_quoted_in_the_message(server, staged, capfd, call):
     assert ": the Hub answered 503 (Maintenance until 10:00 UTC); retrying in 0.01 s\n" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_commit_is_not_repeated_if_its_outcome_is_unknown(server, staged):
     existing(server)
     server.inject("commit", "silent", times=-1)

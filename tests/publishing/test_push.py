@@ -335,6 +335,7 @@ def in_what_it_wrote_on_the_way(root: Path) -> None:
     path.write_text("".join(json.dumps({**row, "greedy": SECRET, "sampled": SECRET}) + "\n" for row in rows))
 
 
+@slow
 @pytest.mark.parametrize(
     ("plant", "where"),
     [
@@ -704,6 +705,7 @@ def test_staged_weights_are_a_copy(run):
     assert not (run.staged / "model.safetensors").samefile(run.model / "model.safetensors")
 
 
+@slow
 def test_license_written_on_the_hub_is_not_overwritten(hub, push, run):
     assert push(*QUICK).status == 0
     hub.commit(REPO, {"LICENSE": b"my own\n"})

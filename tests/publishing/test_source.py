@@ -297,6 +297,7 @@ def test_weights_without_a_tokenizer_are_refused_with_the_flag_that_names_one(re
     assert not list(Path("runs").glob("*/*"))
 
 
+@pytest.mark.slow
 def test_weights_with_a_larger_tokenizer_are_refused(reference, monkeypatch):
     monkeypatch.setattr(test_conversion, "V", 299)
     write_reference(reference)

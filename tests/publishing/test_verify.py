@@ -124,6 +124,7 @@ def test_bind_names_inserts_the_folder_or_the_commit():
     assert unpinned == "load(\"you/tiny\", revision='0123abcd', trust_remote_code=True)"
 
 
+@pytest.mark.slow
 def test_isolated_process_has_torch_transformers_and_their_requirements():
     found = packages()
     assert {"torch", "transformers", "huggingface_hub", "numpy", "jinja2", "yaml", "regex"} <= set(found["modules"])
@@ -198,11 +199,13 @@ def run_other(tmp_path, monkeypatch, expected) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_isolated_process_that_hangs_is_ended_and_its_step_named(run_other):
     with pytest.raises(CheckError, match=r"^loading it took over 0\.5 s; the last step was AutoConfig\.$"):
         run_other("time.sleep(60)", timeout=0.5)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_isolated_process_too(run_other):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, where tests run unattended
     interrupt = "os.kill(os.getppid(), signal.SIGINT)"

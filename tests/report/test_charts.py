@@ -232,6 +232,7 @@ def test_top_of_an_axis_ignores_few_high_values_except_those_to_keep():
     assert robust_top(np.array([50.0, np.nan]), ceiling=10) == 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("unigram", "is_drawn"), [(5.0, True), (6.5, True), (2.5, True), (9.0, False), (0.1, False)])
 def test_the_unigram_loss_is_a_line_inside_the_axes_or_a_note_at_their_edge(unigram, is_drawn):
     rows = [MetricsRow.of(step, loss=6 - step / 50) for step in range(0, 150, 10)]

@@ -129,6 +129,7 @@ def test_out_of_memory_stops_a_run_with_remedies_and_its_last_checkpoint(tmp_pat
     assert stopped.value.status == 3
 
 
+@pytest.mark.slow
 def test_debug_underflow_overflow_is_a_one_line_error(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = tiny_words(tmp_path, tmp_path / "run")

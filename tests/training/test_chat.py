@@ -136,6 +136,7 @@ def test_batched_answers_equal_single_answers(chat_run, place):
     assert len({row.tokens for row in at_once}) > 1
 
 
+@pytest.mark.slow
 def test_chat_pipeline_answers_without_the_package(chat_run, run_isolated):
     said = run_isolated(
         f"""
@@ -241,6 +242,7 @@ def test_packed_and_padded_chats_are_measured_alike(place, tmp_path):
     assert read_json(padded.heldout)["rows"]["rows"] > read_json(packed.heldout)["rows"]["rows"]
 
 
+@pytest.mark.slow
 def test_interrupted_run_ends_with_the_same_weights(chat_run, place, tmp_path):
     expected, cut = weights(chat_run), RunFolder(tmp_path / "cut")
     shutil.copytree(chat_run.root, cut.root)
@@ -301,6 +303,7 @@ def test_packing_batch_and_checkpoint_follow_the_number_of_chats(
     assert build_run_inputs(config).rows.fingerprint == inputs.rows.fingerprint
 
 
+@pytest.mark.slow
 def test_a_full_size_set_is_packed_and_batched_as_before(tiny_run, capsys):
     """The recipe's own chats: eight packed rows a step, and the best checkpoint."""
     recipe = REPOSITORY / "examples" / "chat.yaml"
@@ -510,6 +513,7 @@ def stopped_run(place, tmp_path_factory) -> RunFolder:
     return run_train([*settings, *more])
 
 
+@pytest.mark.slow
 def test_training_stops_when_the_held_out_loss_rises_and_keeps_the_best_epoch(stopped_run):
     measured = losses(stopped_run)[1:]
     assert 2 <= len(measured) < 40
@@ -695,6 +699,7 @@ def test_chats_that_are_too_long_are_noted_before_training(place, tmp_path, caps
     assert "are longer than a row, lost turns or were left out" in said
 
 
+@pytest.mark.slow
 def test_prompts_default_to_the_first_held_out_questions(place):
     words = chat_words(
         place, place / "unprompted", "--max_steps", "1", "--eval_strategy", "no", "--save_strategy", "no"

@@ -327,6 +327,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRITERS)
 def test_commands_on_a_full_disk_name_the_file_and_leave_nothing(what, tiny_run, tmp_path, monkeypatch, capsys):
     words, name = WRITERS[what]

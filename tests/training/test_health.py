@@ -74,6 +74,7 @@ def test_short_and_noisy_trainings_have_no_symptom(tmp_path, capsys, batch, sche
 # ---- runs with a symptom ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_batch_of_random_labels_is_a_spike(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=60)
     collate, calls = trainer.data_collator, []
@@ -152,6 +153,7 @@ def test_rate_of_zero_is_reported(tmp_path):
     assert ("learning rate", 7) in symptoms(tmp_path)
 
 
+@pytest.mark.slow
 def test_gradient_norm_above_100_is_reported(tmp_path, capsys):
     trainer = make(tmp_path, max_steps=5)
     with torch.no_grad():
@@ -169,6 +171,7 @@ class SlowRows(list):
         return super().__getitem__(row)
 
 
+@pytest.mark.slow
 def test_waiting_for_rows_is_reported(tmp_path, capsys):
     make(tmp_path, SlowRows(COUNTING), max_steps=8).train()
     assert symptoms(tmp_path) == [("waiting for data", 5)]

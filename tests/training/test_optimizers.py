@@ -256,6 +256,7 @@ def test_later_groups_and_other_shapes_are_refused():
 # ---- in the Trainer ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_trainer_takes_the_steps_of_a_plain_loop(tmp_path):
     settings = {"max_steps": 6, "max_grad_norm": 0.5, "train_sampling_strategy": "sequential", "warmup_steps": 2}
     trainer = make_trainer(tmp_path, **settings)
@@ -295,6 +296,7 @@ def test_resumed_run_equals_the_uninterrupted_run(tmp_path):
     assert seen == [[1e-2 * share(step)] * 4 for step in range(6, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["non_finite", "spike"])
 def test_skipped_step_leaves_weights_and_moments_unchanged(kind, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=40)
@@ -367,6 +369,7 @@ def muon_with_adamw(""",
 }
 
 
+@pytest.mark.slow
 def test_optimizer_added_to_a_copy_of_its_module_trains(tmp_path, monkeypatch):
     text = (REPOSITORY / "gpt2small_hf" / "training" / "optimizers.py").read_text(encoding="utf-8")
     for old, new in ADDED.items():

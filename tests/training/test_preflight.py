@@ -264,6 +264,7 @@ def test_slightly_high_initial_loss_is_noted(folder, tmp_path):
     assert checked(trainer, folder)["initial loss"].verdict == "note"
 
 
+@pytest.mark.slow
 def test_trained_weights_fail_as_initial_weights(folder, tmp_path):
     trainer = make(folder, tmp_path)
     trainer.train()

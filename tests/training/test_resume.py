@@ -273,6 +273,7 @@ def moved(best_kept, tmp_path, monkeypatch):
     away.rename(folder.root)
 
 
+@pytest.mark.slow
 def test_best_checkpoint_is_found_after_the_run_was_moved(moved):
     copy, kept, words = moved
     shutil.rmtree(copy.checkpoints / "checkpoint-20")  # so that it trains, saves and removes older checkpoints
@@ -306,6 +307,7 @@ def test_best_checkpoint_is_chosen_among_later_ones_if_the_former_best_is_missin
     assert state["best_global_step"] == max(losses, key=lambda step: losses[step]) == 12  # the worst is best there
 
 
+@pytest.mark.slow
 def test_damaged_settings_are_a_one_line_error(tiny_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     copy = RunFolder(tmp_path / "run")

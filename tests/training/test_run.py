@@ -141,6 +141,7 @@ def test_every_checkpoint_loads_by_itself(tiny_run):
     assert len(AutoTokenizer.from_pretrained(folder)) == 300
 
 
+@pytest.mark.slow
 def test_pipeline_without_the_package_gives_the_same_greedy_text(tiny_run, run_isolated):
     prompt = "Once the fox"
     # The plain prompt and its default length: what somebody tries first must fit the context.

@@ -215,6 +215,7 @@ def trainer(args, place):
     return CausalLMTrainer(GPT2SmallForCausalLM(tiny_config()), args, train_dataset=ROWS, eval_dataset=ROWS[:4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_trainer_uses_the_named_schedule(name, tmp_path):
     args = arguments(name, max_steps=10, logging_steps=1, per_device_train_batch_size=2, save_strategy="no")
@@ -229,6 +230,7 @@ def test_trainer_uses_the_named_schedule(name, tmp_path):
         assert logged == [args.learning_rate * share(step) for step in range(10)]
 
 
+@pytest.mark.slow
 def test_training_again_restarts_the_schedule(tmp_path):
     args = arguments("linear", max_steps=4, logging_steps=1, warmup_steps=0, save_strategy="no")
     made = trainer(args, tmp_path)
@@ -238,6 +240,7 @@ def test_training_again_restarts_the_schedule(tmp_path):
         assert logged == [6e-4 * (4 - step) / 4 for step in range(4)]
 
 
+@pytest.mark.slow
 def test_training_arguments_of_transformers_are_accepted(tmp_path):
     args = TrainingArguments(
         str(tmp_path), max_steps=4, logging_steps=1, save_strategy="no", use_cpu=True, report_to="none"

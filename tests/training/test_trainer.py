@@ -61,6 +61,7 @@ def spoil(trainer, kind, steps, weight="model.layers.1.mlp.up_proj.weight"):
     return weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_grad_norm", [0.0, 0.5])
 def test_training_without_bad_steps_equals_the_stock_trainer(tmp_path, max_grad_norm):
     ours, stock = (make(kind, tmp_path, max_grad_norm=max_grad_norm) for kind in (CausalLMTrainer, Trainer))
@@ -85,6 +86,7 @@ class GuardedTrainer(GradientGuard, Trainer):
     """A user's own Trainer with the mix-in."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_mix_in_skips_bad_steps_of_a_plain_trainer(kind, tmp_path):
     torch.manual_seed(0)
@@ -105,6 +107,7 @@ def test_mix_in_skips_bad_steps_of_a_plain_trainer(kind, tmp_path):
     assert 1 < trainer.state.log_history[-1]["train_loss"] < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt2", "llama"])
 def test_other_models_and_plain_datasets_train_as_with_the_stock_trainer(model, tmp_path, tiny_tokenizer):
     """Rows of different lengths that a collator pads; the tokens of the rows are counted, not the padding."""
@@ -152,6 +155,7 @@ def test_logits_are_skipped_only_by_models_that_take_the_argument(tmp_path):
     assert outputs.logits is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -183,6 +187,7 @@ def test_bad_step_changes_nothing_and_is_named_and_counted(kind, optim, max_grad
     assert logged[-1][f"skipped_{kind}"] == 2
 
 
+@pytest.mark.slow
 def test_bad_steps_in_a_row_stop_a_run_at_its_last_good_checkpoint(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_bad_steps", "3"]
@@ -198,6 +203,7 @@ def test_bad_steps_in_a_row_stop_a_run_at_its_last_good_checkpoint(tmp_path, mon
     assert not (tmp_path / "run" / "model").exists()
 
 
+@pytest.mark.slow
 def test_infinite_spike_factor_skips_no_spike(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, spike_factor=math.inf)
     spoil(trainer, "spike", (34, 37))
@@ -206,6 +212,7 @@ def test_infinite_spike_factor_skips_no_spike(tmp_path):
     assert max(row["grad_norm_max"] for row in trainer.state.log_history if "loss" in row) > 1e6
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, max_steps=2, save_strategy="steps", save_steps=2)
     with torch.no_grad():
@@ -260,6 +267,7 @@ class SlowRows(list):
         return super().__getitem__(row)
 
 
+@pytest.mark.slow
 def test_log_counts_tokens_speed_and_waiting_of_an_interval(tmp_path):
     trainer = make(CausalLMTrainer, tmp_path, logging_steps=4, flops_per_token=1e6, peak_flops=1e12)
     trainer.train()

@@ -192,6 +192,7 @@ def refused(message: str) -> Iterator[None]:
 # ---- what is learned --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_template
 @given(chat=chats())
 def test_what_the_assistant_says_and_its_end_token_are_learned_and_nothing_else(
@@ -216,6 +217,7 @@ def test_what_the_assistant_says_and_its_end_token_are_learned_and_nothing_else(
     assert len(encoded.turns) == len(answers)
 
 
+@pytest.mark.slow
 @every_template
 @settings(max_examples=40)
 @given(chat=chats())

@@ -124,6 +124,7 @@ class Page(HTMLParser):
 # ---- nothing is lost, and nothing looks like something else --------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     said=st.lists(contents, min_size=2, max_size=4), others=st.lists(contents, min_size=2, max_size=2), how=settings_of
 )
