@@ -38,7 +38,7 @@ LINES = {
     "train.py --text absent.txt": "absent.txt does not exist",
     "train.py --data_dir absent": "absent does not exist",
     "train.py --tokenizer a/b/c": "--tokenizer a/b/c does not exist",
-    "train.py --init_from ../absent": "no such folder",
+    "train.py --init_from ../absent": "--init_from ../absent does not exist",
     "train.py --resume absent": "absent is not",
     "train.py --output_dir wrong.yaml": "wrong.yaml is a file",
     "train.py --output_dir wrong.yaml/run": "--output_dir wrong.yaml/run cannot be written: Not a directory",

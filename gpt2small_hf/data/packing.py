@@ -28,15 +28,15 @@ def restarting_positions(tokens: np.ndarray, eos_id: int) -> np.ndarray:
 def pack_cropped(lengths: np.ndarray, seq_len: int) -> np.ndarray:
     """Fill rows of exactly `seq_len` tokens with whole documents where they fit, and with beginnings where none does.
 
-    A row takes, of the next BUFFER_DOCUMENTS documents, always the longest that fits the room left; when none does, the
-    shortest, cropped to that room: it loses least. A document longer than a row counts as one of `seq_len` tokens, as
+    A row takes, of the next BUFFER_DOCUMENTS documents, the longest that fits the space left; if none does, the
+    shortest, cropped to that space: it loses least. A document longer than a row counts as one of `seq_len` tokens, as
     it can fill no more than that. What is cropped is in no row, nor are the documents of a last row that is not full.
     No document is used twice. Of equally long ones the earlier is placed, or the later cropped.
 
     `lengths`: tokens of each document, 1 or more, in the order of the stream.
 
     Returns: int64, flat. Row r contains the documents numbered `index[index[r] : index[r + 1]]`; there
-        are `index[0] - 1` rows. Only the last of them may be cropped, to the room left in the row.
+        are `index[0] - 1` rows. Only the last of them may be cropped, to the space left in the row.
     """
     # One integer a document, so that a plain sorted list serves: by length, then the later documents.
     shift = len(lengths).bit_length()

@@ -44,7 +44,7 @@ class PublishedCommit(Part):
 
 
 def read_published(path: Path) -> list[PublishedCommit]:
-    """Read the records of a run's publications, none if there is no file. Raises: UsageError for a broken file."""
+    """Read the records of a run's publications; without the file, none. Raises: UsageError for a damaged file."""
     if not path.is_file():
         return []
     try:

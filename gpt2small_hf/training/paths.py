@@ -101,6 +101,4 @@ def _why_not_found(folder: Path, error: Exception) -> str:
     if folder.exists():
         return "is a file. Name a run, a model folder or a checkpoint."
     first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
-    return (
-        f"is no such folder in {Path.cwd()}, and the Hub gave no model ({first}). `{command('train')}` makes runs/tiny."
-    )
+    return f"does not exist in {Path.cwd()}, and the Hub gave no model ({first}). `{command('train')}` makes runs/tiny."

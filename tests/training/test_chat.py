@@ -564,7 +564,7 @@ def refused(place: Path, *more: str) -> str:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (("--init_from", "nowhere/at-all/x"), "no such folder in"),
+        (("--init_from", "nowhere/at-all/x"), "does not exist in"),
         (("--hidden_size", "32"), "--hidden_size is 32, but"),
         (("--max_position_embeddings", "8"), "For shorter rows use --seq_len 8"),
         (("--max_length", "200"), "but rows have 128 tokens"),
