@@ -25,7 +25,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from matplotlib.figure import Figure
 
 from gpt2small_hf.config.recipe import BASELINE
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.estimates import CONFIDENCE, error_of_mean, student_factor
 from gpt2small_hf.formatting import number
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
 from gpt2small_hf.report.tables import console_table, escaped, markdown_table
@@ -43,8 +43,6 @@ from gpt2small_hf.runs.layout import SweepFolder
 from gpt2small_hf.runs.provenance import made_by
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.results import Noise, RecipeResult, SeedNoise, StoppedRun, SweepResults, SweepRun
-
-CONFIDENCE = 0.95
 
 Key = tuple[str, int, int]
 """Recipe, initial-weight seed, training seed."""
@@ -104,26 +102,10 @@ def compare(losses: Losses) -> dict[str, Difference]:
         ]
         known = np.array([difference for difference in of_runs if difference is not None])
         if len(known):
-            error = float(standard_error(known)) if len(known) > 1 else None
+            error = float(error_of_mean(known)) if len(known) > 1 else None
             above = None if error is None else student_factor(len(known) - 1) * error
             found[recipe] = Difference(float(known.mean()), of_runs, error, above)
     return found
-
-
-def standard_error(differences: np.ndarray) -> np.ndarray:
-    """Estimate the standard error of the mean over the last axis, which must have two values or more."""
-    return differences.std(axis=-1, ddof=1) / math.sqrt(differences.shape[-1])
-
-
-@cache
-def student_factor(dof: int) -> float:
-    """Return the 97.5 % quantile of Student's t: 12.7 for one degree of freedom, 2.09 for 20, 1.96 for many.
-
-    With t = sqrt(dof) tan(angle), angles have density cos(angle)^(dof-1), which is summed up numerically.
-    """
-    angles = (np.arange(200_000) + 0.5) * (math.pi / 2 / 200_000)
-    shares = np.cumsum(np.cos(angles) ** (dof - 1))
-    return math.sqrt(dof) * math.tan(angles[np.searchsorted(shares, CONFIDENCE * shares[-1])])
 
 
 # ---- from run folders --------------------------------------------------------------------------------------------

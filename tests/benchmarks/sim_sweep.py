@@ -14,7 +14,8 @@ import math
 
 import numpy as np
 
-from gpt2small_hf.report.sweep import BASELINE, Losses, standard_error, student_factor
+from gpt2small_hf.evaluation.estimates import error_of_mean, student_factor
+from gpt2small_hf.report.sweep import BASELINE, Losses
 
 RATIOS = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 20.0)
 REST, INIT, TRAINING = 0.0126, 0.014, 0.010
@@ -68,7 +69,7 @@ def differences(baseline: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, n
     """Difference of each recipe from the baseline, and above which it is decided; both (sweeps, recipe)."""
     pairs = others.shape[-1]
     of_runs = others - baseline[:, None, range(pairs), range(pairs)]
-    return of_runs.mean(axis=-1), student_factor(pairs - 1) * standard_error(of_runs)
+    return of_runs.mean(axis=-1), student_factor(pairs - 1) * error_of_mean(of_runs)
 
 
 def false_verdicts(rng: np.random.Generator, sweeps: int, **settings: float) -> dict[str, tuple[float, float]]:

@@ -14,7 +14,6 @@ from gpt2small_hf.report.sweep import (
     notes,
     seed_noise,
     stopped_because,
-    student_factor,
     summarise,
     table_rows,
     write_report,
@@ -81,11 +80,6 @@ def test_difference_and_limits_are_those_of_scipys_paired_t_test(other, error, i
     assert found.standard_error == pytest.approx(error, abs=1e-8)
     assert (found.value - found.decided_above, found.value + found.decided_above) == pytest.approx(interval, abs=1e-5)
     assert found.verdict == verdict
-
-
-@pytest.mark.parametrize(("dof", "factor"), [(1, 12.706), (2, 4.303), (5, 2.571), (20, 2.086), (1000, 1.962)])
-def test_student_factor_equals_published_tables(dof, factor):
-    assert student_factor(dof) == pytest.approx(factor, abs=1e-3)
 
 
 def test_too_few_runs_are_undecided():
