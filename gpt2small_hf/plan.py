@@ -10,9 +10,8 @@ import torch
 from gpt2small_hf.config.resolve import RunConfig, check_sizes
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import byte_size
+from gpt2small_hf.formatting import byte_size, console_table
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
-from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.checkpoint_files import is_complete
 from gpt2small_hf.training.describe import rows_per_step

@@ -82,7 +82,7 @@ import sys, types
 package = types.ModuleType("gpt2small_hf")  # the package's own import registers the model classes, with PyTorch
 package.__path__ = [{str(REPOSITORY / PACKAGE)!r}]
 sys.modules["gpt2small_hf"] = package
-import gpt2small_hf.report.charts, gpt2small_hf.report.page, gpt2small_hf.report.sweep, gpt2small_hf.report.tables
+import gpt2small_hf.report.charts, gpt2small_hf.report.page, gpt2small_hf.report.sweep, gpt2small_hf.report.notes
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -25,13 +25,21 @@ from pygments.util import ClassNotFound
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import notes, tables
-from gpt2small_hf.formatting import counted, duration, number, perplexity
+from gpt2small_hf.formatting import (
+    console_table,
+    counted,
+    duration,
+    escaped,
+    markdown_table,
+    number,
+    one_line,
+    perplexity,
+)
 from gpt2small_hf.publishing.facts import CardFacts, card_facts
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
-from gpt2small_hf.report.tables import console_table, escaped, markdown_table, one_line
 from gpt2small_hf.resources import resource
 
 TEMPLATE = resource("model_card.j2")

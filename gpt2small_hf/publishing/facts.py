@@ -30,8 +30,8 @@ from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import CHARTS
 from gpt2small_hf.publishing.training_facts import TrainingFacts, training_facts
+from gpt2small_hf.report.notes import new_text
 from gpt2small_hf.report.page import SampleTable
-from gpt2small_hf.report.tables import new_text
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.json_records import Part
 from gpt2small_hf.runs.layout import RunFolder

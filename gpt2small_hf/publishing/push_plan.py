@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import byte_size
+from gpt2small_hf.formatting import byte_size, console_table
 from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
@@ -19,7 +19,6 @@ from gpt2small_hf.publishing.secret_scan import allowed_secrets
 from gpt2small_hf.publishing.source import PushSource, checkpoints
 from gpt2small_hf.publishing.stage import Files, check_stage_folder, is_loaded
 from gpt2small_hf.publishing.training_facts import trained_tokens
-from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.config.recipe import BASELINE
+from gpt2small_hf.formatting import one_line
 from gpt2small_hf.publishing.lineage_facts import Excerpt, baseline_repository
 from gpt2small_hf.publishing.privacy import scrub
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
+from gpt2small_hf.report.notes import rise_line
 from gpt2small_hf.report.page import SampleTable, sample_tables
 from gpt2small_hf.report.sweep import round_loss
-from gpt2small_hf.report.tables import one_line, rise_line
 from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved

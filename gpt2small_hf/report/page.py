@@ -14,18 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
-from gpt2small_hf.formatting import counted, number
+from gpt2small_hf.formatting import console_table, counted, escaped, markdown_table, number, one_line
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import best, describe, draw_charts, new_skips, values
-from gpt2small_hf.report.tables import (
-    NOTHING_HELD_OUT,
-    console_table,
-    escaped,
-    kept_line,
-    markdown_table,
-    one_line,
-    worse_line,
-)
+from gpt2small_hf.report.notes import NOTHING_HELD_OUT, kept_line, worse_line
 from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import atomic_write, read_json
 from gpt2small_hf.runs.reader import Run

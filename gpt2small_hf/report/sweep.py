@@ -35,9 +35,8 @@ from matplotlib.figure import Figure
 from gpt2small_hf.config.recipe import BASELINE
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.estimates import CONFIDENCE, error_of_mean, student_factor
-from gpt2small_hf.formatting import number
+from gpt2small_hf.formatting import console_table, escaped, markdown_table, number
 from gpt2small_hf.report.charts import BAD, FAINT, GREY, MAIN
-from gpt2small_hf.report.tables import console_table, escaped, markdown_table
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import SweepFolder
 from gpt2small_hf.runs.provenance import made_by

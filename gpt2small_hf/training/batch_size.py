@@ -13,9 +13,8 @@ from torch import distributed as dist
 from transformers import TrainingArguments
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.formatting import counted
+from gpt2small_hf.formatting import console_table, counted
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.training.budget import BYTES_A_NUMBER
 
 USABLE = 0.9

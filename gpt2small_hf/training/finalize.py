@@ -13,9 +13,10 @@ from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import RunStoppedError
 from gpt2small_hf.evaluation.task import EvaluationInputs
 from gpt2small_hf.evaluation.tasks import notes, run_tasks, save_results, tables
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.report.tables import NOTHING_HELD_OUT, console_table, kept_line, worse_line
+from gpt2small_hf.report.notes import NOTHING_HELD_OUT, kept_line, worse_line
 from gpt2small_hf.runs.files import atomic_write, set_default_permissions
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.provenance import made_by

@@ -34,7 +34,7 @@ from gpt2small_hf.formatting import counted
 from gpt2small_hf.invocation import command
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
-from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY
+from gpt2small_hf.report.notes import CHATS_TO_JUDGE_BY
 from gpt2small_hf.runs.layout import DataFolder, RunFolder
 from gpt2small_hf.training.base_model import (
     Base,

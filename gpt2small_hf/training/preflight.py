@@ -24,8 +24,8 @@ from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.completions import encode_prompts
 from gpt2small_hf.evaluation.heldout import seen_in_training
-from gpt2small_hf.formatting import byte_size, counted
-from gpt2small_hf.report.tables import CHATS_TO_JUDGE_BY, console_table
+from gpt2small_hf.formatting import byte_size, console_table, counted
+from gpt2small_hf.report.notes import CHATS_TO_JUDGE_BY
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.describe import tokens_per_step
 from gpt2small_hf.training.inputs import RunInputs

@@ -18,8 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from gpt2small_hf.formatting import duration
-from gpt2small_hf.report.tables import one_line
+from gpt2small_hf.formatting import duration, one_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 10
 SECONDS_OF_PACE = 30

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from gpt2small_hf.config.resolve import read_config
-from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.training import callbacks, run
 from gpt2small_hf.training.trainer import CausalLMTrainer
 

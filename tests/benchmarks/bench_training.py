@@ -31,7 +31,7 @@ from gpt2small_hf import GPT2SmallConfig, GPT2SmallForCausalLM
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus.prepare import prepare
 from gpt2small_hf.data.text_dataset import TextDataset
-from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of
 from gpt2small_hf.training.callbacks import MetricsLog, StopOnSignal
 from gpt2small_hf.training.health import HealthCallback

@@ -36,7 +36,7 @@ from conftest import chat_words, chats, run_train, tiny_words
 from transformers import Trainer
 
 from gpt2small_hf.errors import run_command
-from gpt2small_hf.report.tables import console_table
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.training import callbacks, run

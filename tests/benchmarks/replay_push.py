@@ -43,8 +43,8 @@ from conftest import run_train, tiny_words
 from hub import CALLS, TOKEN, HubServer
 from publishing.push_runner import NOWHERE, OF_HUB, Command, Done, Waiting, contents
 
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.publishing.card import add_mark, content_hash
-from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 

@@ -17,6 +17,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.formatting import escaped
 from gpt2small_hf.publishing.push import print_chat_questions
 from gpt2small_hf.publishing.secret_scan import (
     MIN_TOKEN_LENGTH,
@@ -32,7 +33,6 @@ from gpt2small_hf.publishing.secret_scan import (
 from gpt2small_hf.publishing.secret_values import is_random
 from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.publishing.stage import stage
-from gpt2small_hf.report.tables import escaped
 from gpt2small_hf.runs.files import write_json, write_jsonl
 
 # ---- the forms: made here, so that no file has one -----------------------------------------------------------------

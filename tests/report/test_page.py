@@ -12,8 +12,8 @@ from gpt2small_hf import GPT2SmallForCausalLM, cli
 from gpt2small_hf.commands.report import main
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.report.page import comparison_rows, latest_loss, problems, sample_tables, spaced_steps, status
-from gpt2small_hf.report.tables import console_table
 from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run

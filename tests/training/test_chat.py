@@ -32,8 +32,8 @@ from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.answers import answer_all, first_questions, questions
 from gpt2small_hf.evaluation.heldout import heldout_losses
+from gpt2small_hf.report.notes import NOTHING_HELD_OUT
 from gpt2small_hf.report.page import as_markdown, as_text, comparison_rows
-from gpt2small_hf.report.tables import NOTHING_HELD_OUT
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run

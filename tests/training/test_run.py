@@ -18,10 +18,11 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import RunStoppedError, UsageError
+from gpt2small_hf.formatting import escaped
 from gpt2small_hf.publishing.arguments import parse_arguments as push_arguments
 from gpt2small_hf.publishing.push import publish
+from gpt2small_hf.report.notes import worse_line
 from gpt2small_hf.report.page import as_markdown, as_text
-from gpt2small_hf.report.tables import escaped, worse_line
 from gpt2small_hf.runs.files import read_json, read_jsonl, sha256
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.provenance import processor_name

@@ -1,12 +1,6 @@
-"""Format results as tables for the console and for Markdown, from the same rows.
-
-Losses have three decimals, thousands have commas, and `–` is an unknown value.
-"""
+"""Sentences about results that the end of training, reports and the card have in common."""
 
 from __future__ import annotations
-
-import re
-from collections.abc import Collection, Sequence
 
 from gpt2small_hf.evaluation.tasks import has_overlap
 from gpt2small_hf.runs.results import HeldOut, NewText
@@ -15,45 +9,6 @@ CHATS_TO_JUDGE_BY = 10
 """With fewer held-out chats, the model with the lowest loss is mostly chosen by chance."""
 FAR_WORSE = 2.0
 """Multiple of the loss before training. Overfitting raises it by less, divergence by more."""
-
-
-VISIBLE = {number: chr(0x2400 + number) for number in range(32)} | {ord("\n"): "⏎"}
-"""Unicode's pictures of the control characters."""
-
-
-def console_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
-    """Return a table padded with spaces: columns in `text` are left-aligned, numbers right-aligned."""
-    lines = [header, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in text else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,)) -> str:
-    """Return a table in GitHub's Markdown; cells are escaped."""
-    rule = [":---" if i in text else "---:" for i in range(len(header))]
-    cells = [[escaped(cell) for cell in line] for line in [header, *rows]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in [cells[0], rule, *cells[1:]])
-
-
-def escaped(text: str) -> str:
-    """Escape text for Markdown, on one line, for use within a sentence or a table."""
-    return re.sub(r"([\\`*_\[\]<>#|~$&])", r"\\\1", one_line(text))
-
-
-def one_line(text: str, width: int | None = None) -> str:
-    """Return text on one line of at most `width` characters, with visible marks for newlines and control characters.
-
-    A model can generate terminal control sequences. Longer text ends with `…`.
-    """
-    line = "".join(one if one.isprintable() else VISIBLE.get(ord(one), "·") for one in text)
-    return line if width is None or len(line) <= width else line[: width - 1] + "…"
-
 
 NOTHING_HELD_OUT = "Nothing was held out: all of the data was trained on, so the loss on new data is not known."
 

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
-from gpt2small_hf.report.tables import (
-    console_table,
-    escaped,
-    markdown_table,
-    one_line,
-    worse_line,
-)
+from gpt2small_hf.formatting import console_table, escaped, markdown_table, one_line
+from gpt2small_hf.report.notes import worse_line
 from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.results import HeldOut
 
