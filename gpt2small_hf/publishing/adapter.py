@@ -13,7 +13,7 @@ from huggingface_hub import snapshot_download
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
-from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, check_sizes
+from gpt2small_hf.publishing.checks import WEIGHTS, check_finite, read_model_config
 from gpt2small_hf.publishing.lineage_facts import published_base
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
@@ -82,7 +82,7 @@ def check_adapter(source: PushSource) -> None:
         if not path.resolve().is_relative_to(source.root.resolve()):
             raise UsageError(f"{path} is a link out of {source.root}. Replace it by the file itself.")
     added = read_json(source.adapter / ADAPTER_CONFIG).get("trainable_token_indices")
-    if isinstance(added, dict) and check_sizes(source.model).position_embedding in added:
+    if isinstance(added, dict) and read_model_config(source.model).position_embedding in added:
         raise UsageError(
             f"{source.adapter} adds positions (--max_position_embeddings), which peft cannot. "
             f"Publish {source.run_folder.root}, whose model has them."

@@ -244,7 +244,7 @@ def check_finite(folder: Path) -> None:
                     )
 
 
-def check_sizes(folder: Path) -> GPT2SmallConfig:
+def read_model_config(folder: Path) -> GPT2SmallConfig:
     """Return the configuration of a staged folder. Raises: UsageError for that of another model."""
     try:
         return GPT2SmallConfig.from_dict(read_json(folder / "config.json"))

@@ -24,7 +24,7 @@ from gpt2small_hf.model.gpt import make_norm
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing import lineage_facts as lineage
 from gpt2small_hf.publishing import result_facts as results
-from gpt2small_hf.publishing.checks import check_sizes, modified_code, weight_files
+from gpt2small_hf.publishing.checks import modified_code, read_model_config, weight_files
 from gpt2small_hf.publishing.isolated_load import chat_ids
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
@@ -172,7 +172,7 @@ def card_facts(source: PushSource, folder: Path, publication: Publication) -> Ca
 
 
 def _model(source: PushSource, folder: Path, publication: Publication) -> ModelFacts:
-    config = check_sizes(source.model)
+    config = read_model_config(source.model)
     has_zero_biases = publication.native and not config.attention_bias
     if has_zero_biases:
         config.attention_bias = True

@@ -30,7 +30,7 @@ from gpt2small_hf.publishing.card import (
     render,
     without_code,
 )
-from gpt2small_hf.publishing.checks import check_sizes
+from gpt2small_hf.publishing.checks import read_model_config
 from gpt2small_hf.publishing.facts import PROMPT, QUESTION, example_prompts
 from gpt2small_hf.publishing.license import License, write_license
 from gpt2small_hf.publishing.lineage_facts import copyright_holders, linked_repositories
@@ -769,7 +769,7 @@ def test_time_and_hardware_are_those_that_were_logged(variant, cards):
     assert told["time in training steps"] == [duration(seconds)]
     assert told["peak memory"] == [f"{max(row['memory_gib'] for row in rows):.1f} GiB"]
     row_length = resolved["run"]["seq_len"] or resolved["model"]["max_position_embeddings"]
-    flops = flops_per_token(check_sizes(source.model), row_length, resolved["run"]["lora_rank"]) * tokens
+    flops = flops_per_token(read_model_config(source.model), row_length, resolved["run"]["lora_rank"]) * tokens
     ((name, told_flops),) = [item for item in told.items() if item[0].startswith("FLOPs")]
     assert ("without gradients of frozen weights" in name) == (variant == "adapters")
     assert told_flops == [f"{flops:.2e}"]
@@ -1012,7 +1012,7 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     card = card_of(checkpoint_source(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
     assert ", in 2.13 passes over the rows. " in card.prose
-    assert training_facts(card.source, check_sizes(card.source.model)).train_loss_step == 15
+    assert training_facts(card.source, read_model_config(card.source.model)).train_loss_step == 15
     assert card.table("hardware")["time in training steps"][0].endswith("s (to step 15)")
     assert " trained from scratch on 2,560 tokens" in card.prose
     assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
