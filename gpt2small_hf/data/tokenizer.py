@@ -16,10 +16,17 @@ from gpt2small_hf.errors import UsageError
 END_OF_TEXT = "<|endoftext|>"
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
+def load_tokenizer(
+    name: str,
+    *,
+    trust_remote_code: bool = False,
+    fix: str = "Give a folder with tokenizer.json, or leave --tokenizer out to train one here.",
+) -> PreTrainedTokenizerFast:
     """A fast tokenizer by Hub id or folder, with an end-of-text token, which also pads.
 
     A folder may hold GPT-2's `vocab.json` and `merges.txt` alone.
+
+    Raises: UsageError, which ends with `fix`, if there is none that can be loaded.
     """
     folder = Path(name).expanduser()
     bare = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
@@ -29,15 +36,15 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
             tokenizer = GPT2Tokenizer.from_pretrained(folder)
         else:
             # Explicit, because the default prompts the user if the folder also contains model code.
-            tokenizer = AutoTokenizer.from_pretrained(folder if folder.is_dir() else name, trust_remote_code=False)
+            place = folder if folder.is_dir() else name
+            tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code)
+            if not tokenizer.vocab_size:  # without its files, a known type is built from nothing
+                raise OSError("it has no vocabulary")
     except (OSError, ValueError, KeyError) as error:
         what = (
             "the folder holds none that can be loaded" if folder.is_dir() else "no such folder, and the Hub gave none"
         )
-        raise UsageError(
-            f"no tokenizer {name}: {what} ({(str(error).splitlines() or ['?'])[0]}). "
-            "Give a folder with tokenizer.json, or leave --tokenizer out to train one here."
-        ) from None
+        raise UsageError(f"no tokenizer {name}: {what} ({(str(error).splitlines() or ['?'])[0]}). {fix}") from None
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UsageError(f"the tokenizer {name} has no fast version (tokenizer.json). Convert it, or choose another.")
     if tokenizer.eos_token_id is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.config.trainer import OPTIMIZER_PACKAGES, REPORTERS
 from gpt2small_hf.data.chat.conversations import check_first_row
@@ -13,9 +12,9 @@ from gpt2small_hf.data.chat.files import find_places
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.sources import find_files
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.models import find_file, find_model
 from gpt2small_hf.invocation import command
-from gpt2small_hf.runs.files import parse_json
-from gpt2small_hf.runs.layout import HUB_ID, RunFolder, check_named
+from gpt2small_hf.runs.layout import check_named
 
 
 def check_paths(args: RunConfig) -> None:
@@ -63,42 +62,14 @@ def locate_base(name: str) -> tuple[str, Path]:
 
     Raises: UsageError if there is none, or it has another model type.
     """
-    folder = Path(name or "?").expanduser()
-    if (RunFolder(folder).model / "config.json").is_file():
-        folder = RunFolder(folder).model
-    elif RunFolder(folder).resolved.is_file():
-        raise UsageError(f"--init_from {name}: that run has no model yet. Finish it, or name one of its checkpoints.")
-    name = str(folder) if folder.is_dir() else name
-    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
-        raise UsageError(f"--init_from {name} is an adapter. Name the folder of the merged model.")
     try:
-        if not folder.exists() and not HUB_ID.fullmatch(name):
-            raise OSError("an id there is user/name")
-        from transformers.utils.hub import cached_file
-
-        described, weights = (Path(cached_file(name, file) or "") for file in ("config.json", "model.safetensors"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--init_from {name} {_why_not_found(folder, error)}") from None
-    try:
-        found = parse_json(described.read_text(encoding="utf-8")).get("model_type")
-    except (ValueError, AttributeError):
-        raise UsageError(f"{described} is not a model's config.json. Make the folder again.") from None
-    wanted = declared("gpt2small_hf.model.configuration_gpt2small", "GPT2SmallConfig").model_type
-    if found != wanted:
-        fix = command("convert", name, "CONVERTED", "--to", "gpt2small")
-        raise UsageError(f"--init_from {name} is a model of type {found}, not {wanted}. Convert it: {fix}")
-    return name, weights
-
-
-def _why_not_found(folder: Path, error: Exception) -> str:
-    if folder.is_dir():
-        inside = min(folder.glob("*/config.json"), default=None)
-        such_as = f", such as {inside.parent}" if inside else ""
-        return (
-            "is a folder without a model (config.json, model.safetensors). Name a run, a model folder or a "
-            f"checkpoint{such_as}."
-        )
-    if folder.exists():
-        return "is a file. Name a run, a model folder or a checkpoint."
-    first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
-    return f"does not exist in {Path.cwd()}, and the Hub gave no model ({first}). `{command('train')}` makes runs/tiny."
+        source = find_model(name)
+    except UsageError as error:
+        raise UsageError(f"--init_from {error}") from None
+    if not source.is_own:
+        fix = command("convert", source.path_or_id, "CONVERTED", "--to", "gpt2small")
+        raise UsageError(f"--init_from {name} is a model of type {source.model_type}, not gpt2small. Convert it: {fix}")
+    weights = find_file(source.path_or_id, "model.safetensors")
+    if weights is None:
+        raise UsageError(f"--init_from {name} has no model.safetensors. Name a model with its weights in this file.")
+    return source.path_or_id, weights
