@@ -269,6 +269,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def drop_torn_line(path: Path) -> None:
+    """Cut off a last line that a killed process did not finish, so that lines can be appended."""
+    with path.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+
+
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Write rows as JSON Lines, atomically."""
     with atomic_write(path) as temporary:
