@@ -1,13 +1,9 @@
 """A kind of text file and a format of chats, each added to a copy of the one module that docs/architecture.md names."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-import pytest
+from changed_copy import load_changed
 from conftest import REPOSITORY
 
 from gpt2small_hf.config.data import PrepareArguments
@@ -15,7 +11,7 @@ from gpt2small_hf.data.chat import conversations
 from gpt2small_hf.data.corpus import prepare
 from gpt2small_hf.data.tokenizer import load_tokenizer
 
-SOURCES, FORMATS = "data/corpus/sources.py", "data/chat/formats.py"
+SOURCES, FORMATS = "gpt2small_hf/data/corpus/sources.py", "gpt2small_hf/data/chat/formats.py"
 CSV = {
     '    ".safetensors": read_tokens,\n': '    ".safetensors": read_tokens,\n    ".csv": read_csv,\n',
     "\nFILE_READERS:": """
@@ -40,22 +36,6 @@ CHAT_FORMATS = {
     "questions": ChatFormat("question, answer", lambda row: {"question", "answer"} <= row.keys(), _from_question),
 """,
 }
-
-
-def load_changed(name: str, changes: dict[str, str], place: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import a copy of a module in which texts are replaced."""
-    text = (REPOSITORY / "gpt2small_hf" / name).read_text(encoding="utf-8")
-    for old, new in changes.items():
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    (place / "copy.py").write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("changed_copy", place / "copy.py")
-    assert spec is not None
-    assert spec.loader is not None
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, copy)
-    spec.loader.exec_module(copy)
-    return copy
 
 
 def test_kind_of_text_file_is_added_in_one_file(tmp_path, monkeypatch):
@@ -85,5 +65,5 @@ def test_chat_format_is_added_in_one_file(tmp_path, monkeypatch):
 def test_architecture_guide_names_the_files_of_additions():
     guide = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
     (line,) = [line for line in guide.split("\n- ") if line.startswith("**A kind of text file**")]
-    assert SOURCES in line
-    assert FORMATS in line
+    for name in (SOURCES, FORMATS):
+        assert f"`{name.removeprefix('gpt2small_hf/')}`" in line

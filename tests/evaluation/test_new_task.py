@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from changed_copy import write_changed
 from conftest import REPOSITORY
 
 from gpt2small_hf.runs.files import read_json
@@ -25,6 +26,10 @@ WORST = Task(
     lambda found: "It is the maximum over tokens.",
 )
 """
+ENTRY = {
+    "from gpt2small_hf.formatting": "from gpt2small_hf.evaluation.worst import WORST\nfrom gpt2small_hf.formatting",
+    "TASKS: list[Task[Any]] = [": "TASKS: list[Task[Any]] = [WORST, ",
+}
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -60,15 +65,8 @@ def test_new_task_is_one_module_and_an_entry_of_the_list(tiny_run, tmp_path):
         shutil.copy(REPOSITORY / name, tmp_path)
     shutil.copytree(tiny_run.root, tmp_path / "run")
     (tmp_path / "gpt2small_hf/evaluation/worst.py").write_text(MODULE, encoding="utf-8")
-    path = tmp_path / "gpt2small_hf/evaluation/tasks.py"
-    text = path.read_text(encoding="utf-8")
-    for old, new in {
-        "from gpt2small_hf.formatting": "from gpt2small_hf.evaluation.worst import WORST\nfrom gpt2small_hf.formatting",
-        "TASKS: list[Task[Any]] = [": "TASKS: list[Task[Any]] = [WORST, ",
-    }.items():
-        assert text.count(old) == 1
-        text = text.replace(old, new)
-    path.write_text(text, encoding="utf-8")
+    tasks = "gpt2small_hf/evaluation/tasks.py"
+    write_changed(tasks, ENTRY, tmp_path / tasks)
     data = tiny_run.root.parents[1] / read_json(tiny_run.resolved)["data"]["folder"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run(

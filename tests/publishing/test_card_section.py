@@ -1,8 +1,6 @@
 """A section added to a copy of the card: only the template and one file of facts change."""
 
-import importlib.util
-import sys
-
+from changed_copy import load_changed, write_changed
 from conftest import REPOSITORY
 
 from gpt2small_hf.publishing import facts
@@ -11,37 +9,24 @@ from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.publishing.stage import list_files, stage
 
-CHANGES = {
-    "model_card.j2": {
-        "## Citation\n": (
-            "{% if training %}\n## Environmental impact\n\n"
-            "Training took {{ '{:.3f}'.format(training.device_hours) }} device hours.\n\n{% endif %}\n## Citation\n"
-        ),
-    },
-    "gpt2small_hf/publishing/training_facts.py": {
-        "    flops: float | None\n": "    flops: float | None\n    device_hours: float\n",
-        "        flops=None if tokens is None else flops * tokens,\n": (
-            "        flops=None if tokens is None else flops * tokens,\n"
-            "        device_hours=run.resolved.device.count * (training_seconds(rows) or 0) / 3600,\n"
-        ),
-    },
+TEMPLATE = {
+    "## Citation\n": (
+        "{% if training %}\n## Environmental impact\n\n"
+        "Training took {{ '{:.3f}'.format(training.device_hours) }} device hours.\n\n{% endif %}\n## Citation\n"
+    ),
+}
+FACTS = {
+    "    flops: float | None\n": "    flops: float | None\n    device_hours: float\n",
+    "        flops=None if tokens is None else flops * tokens,\n": (
+        "        flops=None if tokens is None else flops * tokens,\n"
+        "        device_hours=run.resolved.device.count * (training_seconds(rows) or 0) / 3600,\n"
+    ),
 }
 
 
 def test_card_section_with_a_new_fact_is_added_in_two_files(tiny_run, tmp_path, monkeypatch):
-    for name, changes in CHANGES.items():
-        text = (REPOSITORY / name).read_text(encoding="utf-8")
-        for old, new in changes.items():
-            assert text.count(old) == 1, old
-            text = text.replace(old, new)
-        path = tmp_path / name.split("/")[-1]
-        path.write_text(text, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("training_facts_copy", tmp_path / "training_facts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    copy = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, copy)
-    spec.loader.exec_module(copy)
+    write_changed("model_card.j2", TEMPLATE, tmp_path / "model_card.j2")
+    copy = load_changed("gpt2small_hf/publishing/training_facts.py", FACTS, tmp_path, monkeypatch)
     monkeypatch.setattr(facts, "training_facts", copy.training_facts)
     source, folder = find_source(tiny_run.root), tmp_path / "staged"
     stage(source, folder)
