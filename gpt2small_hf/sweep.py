@@ -130,7 +130,7 @@ def check_recipes(jobs: dict[Path, Job]) -> dict[Path, str]:
             seq_len = check_sizes(config)
             prepared[source] = prepared.get(source) or find_data(config)
             meta = read_meta(prepared[source])
-            fingerprints[recipe], has_heldout = meta["fingerprint"], "validation" in meta["splits"]
+            fingerprints[recipe], has_heldout = meta.fingerprint, "validation" in meta.splits
         if not has_heldout:
             raise UsageError(f"{recipe} has no held-out rows, so there is no loss to compare. Set validation_fraction.")
         measured_on[recipe] = (fingerprints[recipe], seq_len, config.run.max_eval_samples)

@@ -37,7 +37,7 @@ def main(words: list[str]) -> None:
 
     folder = prepare(args, where.output_dir, overwrite=where.overwrite)
     train = ("train", "--data_dir", str(folder), "--output_dir", str(Path("runs", folder.name)))
-    if "validation" in read_meta(folder)["splits"]:
+    if "validation" in read_meta(folder).splits:
         print(f"next: {command(*train)}")
     else:
         print(f"next: {command(*train, '--eval_strategy', 'no')} (no text is held out)")

@@ -28,6 +28,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.formatting import counted
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import DataFolder
+from gpt2small_hf.runs.records import SplitCounts
 
 BLOCK = 4_000_000
 
@@ -104,18 +105,18 @@ class TextDataset(RowDataset):
         check_complete(folder, meta)
         self.folder, self.split = DataFolder(folder), split
         self.tokenizer_dir = self.folder.tokenizer
-        if split not in meta["splits"]:
+        if split not in meta.splits:
             raise UsageError(
-                f"{folder} has no {split} split (it has {', '.join(meta['splits'])}). "
+                f"{folder} has no {split} split (it has {', '.join(meta.splits)}). "
                 "Prepare it with --validation_fraction above 0 or with --validation_text."
             )
-        self.counts = counts = meta["splits"][split]
+        self.counts = counts = meta.splits[split]
         self.seq_len = seq_len
         self.packing = packing
-        self.eos_id: int = meta["tokenizer"]["eos_token_id"]
-        self.n_tokens: int = counts["tokens"]
-        self.paths = [folder / name for name in counts["files"]]
-        self.dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+        self.eos_id = meta.tokenizer.eos_token_id
+        self.n_tokens = counts.tokens
+        self.paths = [folder / name for name in counts.files]
+        self.dtype = np.dtype(meta.dtype).newbyteorder("<")
         self.n_rows = self.n_tokens // seq_len
         if not self.n_rows:
             raise UsageError(
@@ -174,7 +175,7 @@ class TextDataset(RowDataset):
 
     @property
     def largest_id(self) -> int:
-        return self.counts["max_id"]
+        return self.counts.max_id
 
     def supervised_per_row(self) -> np.ndarray:
         """All but the first token of each row."""
@@ -266,14 +267,14 @@ def open_index(path: Path, documents: np.ndarray, seq_len: int) -> np.ndarray:
     return index
 
 
-def open_documents(path: Path, counts: dict[str, Any]) -> np.ndarray:
+def open_documents(path: Path, counts: SplitCounts) -> np.ndarray:
     """Where each document of a split starts in its stream, then the stream's length: uint64, memory-mapped.
 
     Raises: UsageError if the file does not match the counts in meta.json.
     """
     size = path.stat().st_size if path.is_file() else 0
-    if size == (counts["documents"] + 1) * OFFSET.itemsize:
+    if size == (counts.documents + 1) * OFFSET.itemsize:
         documents = np.memmap(path, OFFSET, "r")
-        if documents[0] == 0 and documents[-1] == counts["tokens"] and (documents[1:] > documents[:-1]).all():
+        if documents[0] == 0 and documents[-1] == counts.tokens and (documents[1:] > documents[:-1]).all():
             return documents
-    raise UsageError(f"{path} is not a valid list of the starts of {counts['documents']:,} documents. {DAMAGED}")
+    raise UsageError(f"{path} is not a valid list of the starts of {counts.documents:,} documents. {DAMAGED}")

@@ -1,5 +1,8 @@
 # pyright: strict
-"""Typed contents of resolved.json; `results.py` has the other files of a run. No other module uses their JSON keys."""
+"""Typed contents of meta.json and resolved.json; `results.py` has the other files of a run.
+
+No module outside this package uses their JSON keys.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,9 @@ class SplitCounts(Part):
     tokens: int
     documents: int
     bytes: int
-    files: list[str]
+    max_id: int = 0
+    """The largest token id."""
+    files: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +72,37 @@ class TokenizerFacts(Part):
     sha256: str | None = None
     vocab_size: int
     eos_token_id: int
+
+
+# ---- meta.json ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedSet(Record):
+    """`meta.json` of a prepared folder, written when all its files are complete."""
+
+    dtype: str
+    """Of the token files: `uint16` or `uint32`, little-endian."""
+    splits: dict[str, SplitCounts]
+    held_out: str | None = None
+    """`tails`, `documents` or `files`; None if nothing is held out, or an earlier version did not record it."""
+    tokenizer: TokenizerFacts
+    sources: dict[str, list[DataSource]]
+    fingerprint: str
+    """SHA-256 of `inputs`."""
+    inputs: dict[str, Any] = field(default_factory=dict[str, Any])
+    """All that determines the token ids, compared as a whole."""
+    made_by: MadeBy | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationProgress(Record):
+    """`progress.json` of an unfinished prepared folder: how much of it is on disk."""
+
+    fingerprint: str
+    batch_chars: int
+    batches: int = 0
+    splits: dict[str, SplitCounts] = field(default_factory=dict[str, SplitCounts])
 
 
 # ---- resolved.json -----------------------------------------------------------------------------------------------

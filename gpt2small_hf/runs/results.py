@@ -1,5 +1,5 @@
 # pyright: strict
-"""Typed contents of the files of a run folder other than resolved.json, and of sweep.json."""
+"""Typed contents of the files of a run folder other than resolved.json, of checkpoints, and of sweep.json."""
 
 from __future__ import annotations
 
@@ -71,6 +71,23 @@ class TrainerProgress(Part):
     num_input_tokens_seen: int
     """As of the last log."""
     best_model_checkpoint: str | None = None
+    log_history: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The learning rate that was logged last; None if none was."""
+        rates = (row["learning_rate"] for row in reversed(self.log_history) if "learning_rate" in row)
+        return next(rates, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointManifest(Record):
+    """`checkpoint.json`, the last file of a checkpoint to be written."""
+
+    scheduled: bool = True
+    """False if only a signal requested the checkpoint."""
+    crc32: dict[str, int]
+    """Of each other file, by its path in the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,10 @@ from pathlib import Path, PureWindowsPath
 
 from safetensors import SafetensorError, safe_open
 
-from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
+from gpt2small_hf.runs.reader import progress_of
+from gpt2small_hf.runs.results import CheckpointManifest
 
 MANIFEST = "checkpoint.json"
 
@@ -35,7 +37,7 @@ def why_not(checkpoint: Path, run: RunFolder, *, keeps_best: bool) -> str | None
     """Return why a run cannot resume from a checkpoint; None if it can."""
     if not is_complete(checkpoint):
         return "it is damaged, incomplete, or has no optimizer state (--save_only_model)"
-    best = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    best = progress_of(checkpoint).best_model_checkpoint
     if keeps_best and best is not None:
         found = find_best(checkpoint, run.checkpoints)
         if found is None or not is_complete(found):
@@ -53,7 +55,7 @@ def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
         checkpoint: the checkpoint to resume from.
         checkpoints: the run's own checkpoints folder, which is searched first.
     """
-    stored = read_json(checkpoint / "trainer_state.json")["best_model_checkpoint"]
+    stored = progress_of(checkpoint).best_model_checkpoint
     if stored is None:
         return None
     name = PureWindowsPath(stored).name  # parses Windows and POSIX paths
@@ -63,12 +65,12 @@ def find_best(checkpoint: Path, checkpoints: Path) -> Path | None:
 
 def is_complete(checkpoint: Path) -> bool:
     """Return whether all files of a checkpoint exist and match their recorded checksums."""
+    if not (checkpoint / MANIFEST).exists():
+        return _looks_complete(checkpoint)
     try:
-        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
-        return all(crc32(checkpoint / name) == value for name, value in manifest["crc32"].items())
-    except FileNotFoundError:
-        return not (checkpoint / MANIFEST).exists() and _looks_complete(checkpoint)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        manifest = CheckpointManifest.load(checkpoint / MANIFEST)
+        return all(crc32(checkpoint / name) == value for name, value in manifest.crc32.items())
+    except (OSError, UsageError):
         return False
 
 
@@ -97,7 +99,7 @@ def write_manifest(checkpoint: Path, *, scheduled: bool) -> None:
     """Write a manifest with the checksum of each file of a complete checkpoint; `scheduled`: not only by a signal."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
     checksums = {path.relative_to(checkpoint).as_posix(): crc32(path) for path in files}
-    write_json(checkpoint / MANIFEST, {"scheduled": scheduled, "crc32": checksums})
+    CheckpointManifest(scheduled=scheduled, crc32=checksums).save(checkpoint / MANIFEST)
 
 
 def crc32(path: Path) -> int:
@@ -112,11 +114,11 @@ def crc32(path: Path) -> int:
 def is_scheduled(checkpoint: Path) -> bool:
     """Return False for a checkpoint that only a signal requested."""
     try:
-        return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))["scheduled"]
-    except (OSError, ValueError, LookupError, TypeError):  # damaged, or of an earlier version
+        return CheckpointManifest.load(checkpoint / MANIFEST).scheduled
+    except (OSError, UsageError):  # damaged, or of an earlier version
         return True
 
 
 def step_of(checkpoint: Path) -> int:
     """Return the optimizer step of a checkpoint."""
-    return int(read_json(checkpoint / "trainer_state.json")["global_step"])
+    return progress_of(checkpoint).global_step

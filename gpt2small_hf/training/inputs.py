@@ -123,16 +123,15 @@ def _text_inputs(run_config: RunConfig, base: Base | None) -> RunInputs:
     data_dir = run_on_rank_0(prepare_rows)
     rows, meta = open_rows(data_dir), read_meta(data_dir)
     heldout = None
-    if "validation" in meta["splits"]:
+    if "validation" in meta.splits:
         heldout = TextDataset(data_dir, "validation", seq_len, max_rows=run.max_eval_samples)
-    kept = ("fingerprint", "sources", "splits", "tokenizer")  # so that a run does not need its data folder
-    # Sets of earlier versions do not record whether documents or tails are held out.
-    data = {"folder": str(data_dir), **{name: meta[name] for name in kept}, "held_out": meta.get("held_out")}
+    stored, kept = meta.to_json(), ("fingerprint", "sources", "splits", "tokenizer", "held_out")
+    data = {"folder": str(data_dir), **{name: stored.get(name) for name in kept}}  # a run does not need its data folder
     files = [DataFolder(data_dir).meta]
     tokenizer = load_tokenizer(str(DataFolder(data_dir).tokenizer))
     if base is None or config is None:
-        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), meta["tokenizer"]["eos_token_id"])
-        new = GPT2SmallConfig(vocab_size=meta["tokenizer"]["vocab_size"], **ids, **vars(run_config.model))
+        ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), meta.tokenizer.eos_token_id)
+        new = GPT2SmallConfig(vocab_size=meta.tokenizer.vocab_size, **ids, **vars(run_config.model))
 
         def build() -> GPT2SmallForCausalLM:
             return draw_weights(GPT2SmallForCausalLM(new), initial_seed(run_config))

@@ -15,11 +15,11 @@ from typing import Any
 from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import check_writable, is_leftover, read_json
+from gpt2small_hf.runs.files import check_writable, is_leftover
 from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
-from gpt2small_hf.runs.reader import read_resolved
+from gpt2small_hf.runs.reader import progress_of, read_resolved
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.runs.results import MetricsRow, Sample
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_complete, step_of, why_not
@@ -264,11 +264,10 @@ def check_branch(checkpoint: Path, args: RunConfig, settings: Resolved) -> None:
             f"a branch may change only length and schedule, but these settings differ: {_few(lines, args)}. "
             f"Use the recipe of {run_of(checkpoint).root}."
         )
-    state = read_json(checkpoint / "trainer_state.json")
-    rates = [row["learning_rate"] for row in state["log_history"] if "learning_rate" in row]
-    if rates and rates[-1] < 0.999 * args.trainer.learning_rate:
+    rate = progress_of(checkpoint).learning_rate
+    if rate is not None and rate < 0.999 * args.trainer.learning_rate:
         raise UsageError(
-            f"{checkpoint} has a learning rate of {rates[-1]:.2g}, below its peak of {args.trainer.learning_rate:.2g}. "
+            f"{checkpoint} has a learning rate of {rate:.2g}, below its peak of {args.trainer.learning_rate:.2g}. "
             "Branch from the stable phase of --lr_scheduler_type warmup_stable_decay, or use --init_from."
         )
 

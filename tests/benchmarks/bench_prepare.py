@@ -57,7 +57,7 @@ def prepare_quietly(path: Path, tokenizer: Path, folder: Path) -> int:
     """Prepare and return the number of tokens."""
     with contextlib.redirect_stdout(io.StringIO()):
         prepare(PrepareArguments(text=[str(path)], tokenizer=str(tokenizer), validation_fraction=0.0), folder)
-    n_tokens = read_meta(folder)["splits"]["train"]["tokens"]
+    n_tokens = read_meta(folder).splits["train"].tokens
     shutil.rmtree(folder)
     return n_tokens
 

@@ -49,12 +49,12 @@ def articles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stream(folder: Path, split: str) -> list[int]:
-    files = read_meta(folder)["splits"][split]["files"]
+    files = read_meta(folder).splits[split].files
     return [token for name in files for token in np.fromfile(folder / name, "<u2").tolist()]
 
 
 def eos_of(folder: Path) -> int:
-    return read_meta(folder)["tokenizer"]["eos_token_id"]
+    return read_meta(folder).tokenizer.eos_token_id
 
 
 def documents_of(folder: Path) -> list[list[int]]:
@@ -72,7 +72,7 @@ def served(rows: TextDataset) -> list[list[int]]:
 def test_rows_are_the_stream_cut_up_wherever_its_files_end(folder: Path, seq_len: int):
     rows = TextDataset(folder, "train", seq_len)
     tokens = stream(folder, "train")
-    assert len(read_meta(folder)["splits"]["train"]["files"]) > 3
+    assert len(read_meta(folder).splits["train"].files) > 3
     assert len(rows) == len(tokens) // seq_len
     served = [rows[row]["input_ids"] for row in range(len(rows))]
     assert all(ids.dtype == np.int64 and ids.shape == (seq_len,) for ids in served)
@@ -140,7 +140,7 @@ def test_truncated_token_files_are_refused(folder: Path, tmp_path: Path):
     for path in folder.iterdir():
         if path.is_file():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    last = tmp_path / read_meta(folder)["splits"]["train"]["files"][-1]
+    last = tmp_path / read_meta(folder).splits["train"].files[-1]
     last.write_bytes(last.read_bytes()[:-2])
     with pytest.raises(UsageError, match=r"train files of .* have .* meta\.json records .* damaged or copied in part"):
         TextDataset(tmp_path, "train", 8)
@@ -203,7 +203,7 @@ def test_best_fit_rows_are_the_documents_that_were_chosen(articles: Path, seq_le
 
 def test_first_document_of_the_split_gets_an_end_of_text_before_it_too(articles: Path):
     first = documents_of(articles)[0]
-    n_tokens = read_meta(articles)["splits"]["train"]["tokens"]
+    n_tokens = read_meta(articles).splits["train"].tokens
     row = TextDataset(articles, "train", n_tokens, packing="bos_bestfit")[0]["input_ids"].tolist()  # all of them
     assert sorted(row) == sorted(stream(articles, "train"))
     row.append(eos_of(articles))
@@ -238,7 +238,7 @@ def test_isolated_rows_are_those_of_the_stream_with_positions(articles: Path):
 def model(articles: Path) -> GPT2SmallForCausalLM:
     """A seeded model of the vocabulary of `articles`."""
     torch.manual_seed(0)
-    return GPT2SmallForCausalLM(tiny_config(vocab_size=read_meta(articles)["tokenizer"]["vocab_size"])).eval()
+    return GPT2SmallForCausalLM(tiny_config(vocab_size=read_meta(articles).tokenizer.vocab_size)).eval()
 
 
 def a_row_of_several_documents(articles: Path) -> dict[str, torch.Tensor]:

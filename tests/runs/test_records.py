@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,15 @@ from gpt2small_hf.report.page import as_markdown
 from gpt2small_hf.report.sweep import draw, table_rows, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_jsonl
 from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Part, Record
-from gpt2small_hf.runs.layout import RunFolder, SweepFolder
+from gpt2small_hf.runs.layout import DataFolder, RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
-from gpt2small_hf.runs.records import Resolved
+from gpt2small_hf.runs.records import PreparedSet, Resolved
 from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, Sample, SweepResults
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""
 OLD_FILES = {
+    "../../data/old_prepared/set/meta.json": PreparedSet,
     "text/resolved.json": Resolved,
     "chat/resolved.json": Resolved,
     "text/evaluation/heldout.json": HeldOut,
@@ -119,21 +121,24 @@ def test_type_error_names_file_and_key(path: list[str], value: object, said: str
     assert str(refusal.value).startswith(f"{tmp_path / 'resolved.json'}: {said}. ")
 
 
-FILES_OF_A_RUN = {name for name in dir(RunFolder) if isinstance(getattr(RunFolder(Path()), name), Path)} | {"results"}
-"""Names of the paths of a run folder, and of `sweep.json` in `SweepFolder`."""
-RECORDS = {"resolved", "heldout", "measured"}
+FOLDERS = (RunFolder(Path()), SweepFolder(Path()), DataFolder(Path()))
+PATHS = {name for folder in FOLDERS for name in dir(folder) if isinstance(getattr(folder, name), Path)}
+"""Names of the paths in runs, sweeps and prepared sets."""
+TYPED_FILE = re.compile(rf"\.({'|'.join(sorted(PATHS))})\b|MANIFEST|(checkpoint|trainer_state|meta|progress)\.json")
+READERS = {"read_json", "read_jsonl", "parse_json", "json.load", "json.loads"}
+RECORDS = {"resolved", "heldout", "measured", "meta", "manifest"}
 
 
-def test_files_of_a_run_are_read_as_json_only_in_the_package_runs():
+def test_files_of_runs_and_prepared_sets_are_read_as_json_only_in_the_package_runs():
     found = []
     for path in (REPOSITORY / "gpt2small_hf").rglob("*.py"):
         if path.parent.name == "runs":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             raw = []
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("read_json", "read_jsonl"):
-                raw = [node.args[0]] if getattr(node.args[0], "attr", "") in FILES_OF_A_RUN else []
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in READERS:
+                raw = [node] if TYPED_FILE.search(ast.unparse(node.args[0])) else []
             elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "get"):
-                raw = [node.value] if getattr(node.value, "attr", "") in RECORDS else []
+                raw = [node.value] if ast.unparse(node.value).rpartition(".")[2] in RECORDS else []
             found += [f"{path.name}, line {of.lineno}" for of in raw]
     assert not found

@@ -13,11 +13,10 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -30,7 +29,7 @@ from gpt2small_hf.data.corpus.encoder import Encoder, cut
 from gpt2small_hf.data.corpus.holdout import FEW_DOCUMENTS, Holdout
 from gpt2small_hf.data.corpus.metadata import check_complete, check_inputs, describe_inputs, read_meta
 from gpt2small_hf.data.corpus.readers import Document, Meter
-from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
+from gpt2small_hf.data.corpus.shards import SplitWriter
 from gpt2small_hf.data.corpus.sources import TextSource, open_sources
 from gpt2small_hf.data.tokenizer import load_tokenizer, train_tokenizer
 from gpt2small_hf.errors import UsageError, print_stderr
@@ -39,15 +38,14 @@ from gpt2small_hf.runs.files import (
     atomic_write,
     exclusive_writer,
     is_leftover,
-    read_json,
     remove,
     replace_path,
     sha256,
     sync,
-    write_json,
 )
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.runs.provenance import made_by
+from gpt2small_hf.runs.records import PreparationProgress, PreparedSet, SplitCounts, TokenizerFacts
 
 BATCHES_PER_SAVE = 64
 TRAINING_SAMPLE_BYTES = 100_000_000
@@ -79,19 +77,19 @@ def prepare(args: PrepareArguments, output_dir: Path | None, *, overwrite: bool 
         return folder.root
     with exclusive_writer(folder.root):
         unfinished = folder.unfinished()
-        built = unfinished.meta.exists() and read_meta(unfinished.root)["fingerprint"] == fingerprint
+        built = unfinished.meta.exists() and read_meta(unfinished.root).fingerprint == fingerprint
         if built:  # interrupted before it was renamed
-            meta = read_json(unfinished.meta)
+            meta = read_meta(unfinished.root)
         else:
             state = resume_or_start(unfinished, fingerprint, overwrite=overwrite)
             try:
                 meta = build(args, sources, tokenizer, unfinished, state)
             except BaseException:
-                if not state["batches"]:  # no progress is recorded to resume from
+                if not PreparationProgress.load(unfinished.progress).batches:  # nothing to resume from
                     discard(unfinished)
                 raise
-            meta |= {"fingerprint": fingerprint, "inputs": inputs, "made_by": made_by().to_json()}
-            write_json(unfinished.meta, meta)
+            meta = replace(meta, inputs=inputs, made_by=made_by())
+            meta.save(unfinished.meta)
         unfinished.progress.unlink(missing_ok=True)
         replace_path(unfinished.root, folder.root, is_partly_moved=built and not folder.meta.exists())
         sync(folder.root.parent, contents=False)
@@ -132,29 +130,30 @@ def build(
     sources: dict[str, list[TextSource]],
     tokenizer: PreTrainedTokenizerFast | None,
     folder: DataFolder,
-    state: dict[str, Any],
-) -> dict[str, Any]:
+    state: PreparationProgress,
+) -> PreparedSet:
     """Write everything but meta.json to `folder`, resuming from `state`, which is saved in progress.json.
 
-    Returns: the entries of meta.json, without those of provenance.
+    Returns: the contents of meta.json, without inputs and provenance.
     """
     holdout = Holdout(documents_of(sources["train"]), args.held_out)
     encoder = open_encoder(args, sources["train"], tokenizer, holdout, folder)
     dtype = np.dtype("<u2" if encoder.vocab_size <= 1 << 16 else "<u4")
     splits = write_splits(args, sources, holdout, encoder, dtype, folder, state)
-    return {
-        "dtype": dtype.name,
-        "splits": splits,
-        "held_out": "files" if args.validation_text else holdout.held_out,
-        "tokenizer": {
-            "name": "trained here" if args.trains_tokenizer else args.tokenizer,
-            "of_hub": not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
-            "sha256": sha256(folder.tokenizer / "tokenizer.json"),
-            "vocab_size": encoder.vocab_size,
-            "eos_token_id": encoder.eos_id,
-        },
-        "sources": {split: [source.origin for source in of_split] for split, of_split in sources.items()},
-    }
+    return PreparedSet(
+        dtype=dtype.name,
+        splits=splits,
+        held_out="files" if args.validation_text else holdout.held_out,
+        tokenizer=TokenizerFacts(
+            name="trained here" if args.trains_tokenizer else str(args.tokenizer),
+            of_hub=not args.trains_tokenizer and not Path(str(args.tokenizer)).expanduser().exists(),
+            sha256=sha256(folder.tokenizer / "tokenizer.json"),
+            vocab_size=encoder.vocab_size,
+            eos_token_id=encoder.eos_id,
+        ),
+        sources={split: [source.origin for source in of_split] for split, of_split in sources.items()},
+        fingerprint=state.fingerprint,
+    )
 
 
 def open_encoder(
@@ -186,8 +185,8 @@ def write_splits(
     encoder: Encoder,
     dtype: np.dtype,
     folder: DataFolder,
-    state: dict[str, Any],
-) -> dict[str, dict[str, Any]]:
+    state: PreparationProgress,
+) -> dict[str, SplitCounts]:
     """Write token ids and document starts of every split, resuming from `state`. Returns: counts and files of each.
 
     Raises: UsageError for a split without text.
@@ -196,15 +195,16 @@ def write_splits(
         holdout.split(documents_of(sources["train"])),
         (("validation", document.blocks) for document in documents_of(sources.get("validation", []))),
     )
-    todo = islice(batches(documents, cuttable=encoder.cuttable), state["batches"], None)
+    todo = islice(batches(documents, cuttable=encoder.cuttable), state.batches, None)
     progress = Progress([source.meter for source in chain(*sources.values())])
     with ExitStack() as files, progress.live:
         writers = {}
         for split in ["train", "validation"] if args.held_out or args.validation_text else ["train"]:
-            writers[split] = SplitWriter(folder, split, dtype, SplitCounts(**state["splits"].get(split, {})))
+            counts = state.splits.get(split) or SplitCounts(tokens=0, documents=0, bytes=0)
+            writers[split] = SplitWriter(folder, split, dtype, counts)
             files.callback(writers[split].close)
         encoded_batches = in_order(partial(encode_batch, encoder=encoder), todo, args.n_workers)
-        for n_batches, encoded in enumerate(encoded_batches, start=state["batches"] + 1):
+        for n_batches, encoded in enumerate(encoded_batches, start=state.batches + 1):
             for split, part in encoded.items():
                 writers[split].append(*part)
                 max_id = writers[split].counts.max_id
@@ -215,8 +215,7 @@ def write_splits(
                     )
             if n_batches % BATCHES_PER_SAVE == 0:
                 counts = {split: writer.flush() for split, writer in writers.items()}
-                state.update(batches=n_batches, splits=counts)
-                write_json(folder.progress, state)
+                replace(state, batches=n_batches, splits=counts).save(folder.progress)
             progress.show([writer.counts for writer in writers.values()])
         for split, writer in writers.items():
             if not writer.counts.tokens:
@@ -224,19 +223,19 @@ def write_splits(
                     f"the {split} split is empty. Give more --text, another --validation_fraction "
                     "(0: hold out nothing), or --validation_text."
                 )
-        return {split: {**asdict(writer.counts), "files": writer.finish()} for split, writer in writers.items()}
+        return {split: writer.finish() for split, writer in writers.items()}
 
 
-def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> dict[str, Any]:
+def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) -> PreparationProgress:
     """Return the saved state of `folder` if it has the same inputs, else empty it and return a new state.
 
     Raises: UsageError if it was started from other inputs and `overwrite` is not set, or was not made by prepare.
     """
-    same = {"fingerprint": fingerprint, "batch_chars": BATCH_CHARS}
     if folder.progress.exists():
-        state = read_json(folder.progress)
-        if same.items() <= state.items():
-            print_stderr(f"resuming {folder.root} after {sum(c['tokens'] for c in state['splits'].values()):,} tokens.")
+        state = PreparationProgress.load(folder.progress)
+        if (state.fingerprint, state.batch_chars) == (fingerprint, BATCH_CHARS):
+            n_tokens = sum(counts.tokens for counts in state.splits.values())
+            print_stderr(f"resuming {folder.root} after {n_tokens:,} tokens.")
             return state
         if not overwrite:
             raise UsageError(
@@ -248,8 +247,8 @@ def resume_or_start(folder: DataFolder, fingerprint: str, *, overwrite: bool) ->
     if folder.root.exists():
         discard(folder)
     folder.root.mkdir(parents=True)
-    state = {**same, "batches": 0, "splits": {}}
-    write_json(folder.progress, state)
+    state = PreparationProgress(fingerprint=fingerprint, batch_chars=BATCH_CHARS)
+    state.save(folder.progress)
     return state
 
 
@@ -331,12 +330,12 @@ class Progress:
         return sum(meter.done for meter in self.meters)
 
 
-def summary(folder: DataFolder, meta: dict[str, Any]) -> str:
+def summary(folder: DataFolder, meta: PreparedSet) -> str:
     lines = [f"{'split':<10} {'tokens':>15} {'documents':>12} {'bytes of text':>16}  file"]
-    for split, counts in meta["splits"].items():
-        first, *others = counts["files"]
+    for split, counts in meta.splits.items():
+        first, *others = counts.files
         file = f"{folder.root / first}" + (f" and {len(others):,} more" if others else "")
-        lines.append(f"{split:<10} {counts['tokens']:>15,} {counts['documents']:>12,} {counts['bytes']:>16,}  {file}")
-    if meta.get("held_out") == "tails":
+        lines.append(f"{split:<10} {counts.tokens:>15,} {counts.documents:>12,} {counts.bytes:>16,}  {file}")
+    if meta.held_out == "tails":
         lines.append(f"fewer than {FEW_DOCUMENTS} documents: validation is the end of each, train is the rest.")
     return "\n".join(lines)

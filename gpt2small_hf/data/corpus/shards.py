@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from gpt2small_hf.runs.layout import DataFolder
+from gpt2small_hf.runs.records import SplitCounts
 
 SHARD_TOKENS = 100_000_000
 OFFSET = np.dtype("<u8")
-
-
-@dataclass
-class SplitCounts:
-    """How much of one split is on disk."""
-
-    tokens: int = 0
-    documents: int = 0
-    bytes: int = 0
-    max_id: int = -1
 
 
 class SplitWriter:
@@ -46,11 +37,16 @@ class SplitWriter:
     def append(self, ids: np.ndarray, starts: np.ndarray, n_bytes: int) -> None:
         """Add `ids` (one at least), in which documents start at `starts`, made from `n_bytes` bytes of text."""
         self.documents_file.write((self.counts.tokens + starts).astype(OFFSET).tobytes())
-        self.counts.documents += len(starts)
-        self.counts.bytes += n_bytes
-        self.counts.max_id = max(self.counts.max_id, int(ids.max()))
+        n_tokens = self.counts.tokens
+        self.counts = replace(
+            self.counts,
+            tokens=n_tokens + len(ids),
+            documents=self.counts.documents + len(starts),
+            bytes=self.counts.bytes + n_bytes,
+            max_id=max(self.counts.max_id, int(ids.max())),
+        )
         while len(ids):
-            shard, used = divmod(self.counts.tokens, SHARD_TOKENS)
+            shard, used = divmod(n_tokens, SHARD_TOKENS)
             if self.shard_file is None or used == 0:
                 if self.shard_file:
                     sync(self.shard_file)
@@ -58,20 +54,21 @@ class SplitWriter:
                 self.shard_file = reopen(self.folder.tokens(self.split, shard), 0)
             now, ids = np.split(ids, [SHARD_TOKENS - used])
             self.shard_file.write(now.astype(self.dtype).tobytes())
-            self.counts.tokens += len(now)
+            n_tokens += len(now)
 
-    def flush(self) -> dict[str, int]:
+    def flush(self) -> SplitCounts:
         """Put all of it on disk and return the counts."""
         sync(self.shard_file)
         sync(self.documents_file)
-        return asdict(self.counts)
+        return self.counts
 
-    def finish(self) -> list[str]:
-        """Write the stream's length last among the document starts. Returns: the shards' names."""
+    def finish(self) -> SplitCounts:
+        """Write the stream's length last among the document starts. Returns: the counts, with the shards' names."""
         self.documents_file.write(np.array([self.counts.tokens], OFFSET).tobytes())
         self.flush()
         n_shards = math.ceil(self.counts.tokens / SHARD_TOKENS)
-        return [self.folder.tokens(self.split, shard).name for shard in range(n_shards)]
+        files = [self.folder.tokens(self.split, shard).name for shard in range(n_shards)]
+        return replace(self.counts, files=files)
 
     def close(self) -> None:
         self.documents_file.close()

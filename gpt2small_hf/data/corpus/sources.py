@@ -31,6 +31,7 @@ from gpt2small_hf.data.corpus.readers import (
 )
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import sha256
+from gpt2small_hf.runs.records import DataSource
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,7 +49,7 @@ FILE_READERS: dict[str, FileReader] = {
 class TextSource:
     """One place that documents come from. `documents()` starts over at each call."""
 
-    origin: dict[str, Any]  # what meta.json records of it
+    origin: DataSource
     content: str  # equal for two sources exactly when they hold the same documents
     read: Callable[[Meter], Iterator[Document]]
     meter: Meter = field(default_factory=Meter)
@@ -66,6 +67,10 @@ def open_sources(args: PrepareArguments, tokenizer: PreTrainedTokenizerBase | No
         train = [open_dataset(args) if args.dataset else open_python_docs()]
     validation = args.validation_text
     return {"train": train} | ({"validation": open_files(validation, args, tokenizer)} if validation else {})
+
+
+def _origin(values: dict[str, Any]) -> DataSource:
+    return DataSource.from_json(values, "the source:")  # without the keys that it does not have
 
 
 # ---- local files ------------------------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def open_files(
         kind = path.suffix.lower() if path.suffix.lower() in FILE_READERS else ".txt"
         origin = {"file": str(path), "bytes": path.stat().st_size, "sha256": digest}
         reader = partial(FILE_READERS[kind], path=path, args=args, tokenizer=tokenizer)
-        sources.append(TextSource(origin, f"{kind}:{digest}", reader, Meter(origin["bytes"])))
+        sources.append(TextSource(_origin(origin), f"{kind}:{digest}", reader, Meter(origin["bytes"])))
     return sources
 
 
@@ -134,7 +139,7 @@ def open_dataset(args: PrepareArguments) -> TextSource:
     origin = {"dataset": dataset, "config": config, "split": args.dataset_split, "revision": revision}
     reader = partial(read_rows, rows=rows, name=name, args=args)
     size = 0 if args.streaming else rows.data.nbytes
-    return TextSource(origin, f"dataset:{json.dumps(origin, sort_keys=True)}", reader, Meter(size))
+    return TextSource(_origin(origin), f"dataset:{json.dumps(origin, sort_keys=True)}", reader, Meter(size))
 
 
 def load_dataset(
@@ -192,4 +197,4 @@ def open_python_docs() -> TextSource:
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     size = sum(len(text.encode()) for text in texts)
     origin = {"name": "python-docs", "revision": platform.python_version(), "bytes": size, "sha256": digest}
-    return TextSource(origin, f"python-docs:{digest}", read, Meter(size))
+    return TextSource(_origin(origin), f"python-docs:{digest}", read, Meter(size))

@@ -93,20 +93,19 @@ def _open_text(
         )
     folder, split, packing = Path(names[0]).expanduser(), args.split or "train", args.packing or "stream"
     meta = read_meta(folder)
-    counts = meta["splits"].get(split, {"tokens": TEXT_SEQ_LEN})
-    rows = TextDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, counts["tokens"]), packing=packing)
-    vocabulary = meta["tokenizer"]
-    documents = counted(counts["documents"], "document")
-    if meta.get("held_out") == "tails":
+    n_tokens = meta.splits[split].tokens if split in meta.splits else TEXT_SEQ_LEN
+    rows = TextDataset(folder, split, args.seq_len or min(TEXT_SEQ_LEN, n_tokens), packing=packing)
+    documents = counted(rows.counts.documents, "document")
+    if meta.held_out == "tails":
         documents = f"the end of {documents}" if split == "validation" else f"{documents} without the end"
     facts = [
-        ("data", f"{folder}, {split}: {counts['tokens']:,} tokens in {documents}"),
+        ("data", f"{folder}, {split}: {rows.n_tokens:,} tokens in {documents}"),
         (
             "rows",
             f"{len(rows):,} of {rows.seq_len:,} tokens ({packing}), {rows.cropped_share:.1%} of the tokens in none; "
             "all of a row is supervised but its first token",
         ),
-        ("tokenizer", f"{vocabulary['name']}, {vocabulary['vocab_size']:,} entries"),
+        ("tokenizer", f"{meta.tokenizer.name}, {meta.tokenizer.vocab_size:,} entries"),
     ]
     given = as_flags({"data_dir": names[0], "seq_len": args.seq_len, "packing": args.packing})
     return rows, load_tokenizer(str(DataFolder(folder).tokenizer)), facts, command("train", *given)

@@ -31,13 +31,14 @@ from gpt2small_hf.data.corpus.encoder import Encoder
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.prepare import Progress
 from gpt2small_hf.data.corpus.readers import Meter
-from gpt2small_hf.data.corpus.shards import SplitCounts
 from gpt2small_hf.data.corpus.sources import open_python_docs
 from gpt2small_hf.data.text_dataset import TextDataset
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import DataFolder
+from gpt2small_hf.runs.provenance import git_commit
+from gpt2small_hf.runs.records import SplitCounts
 
 
 @pytest.fixture
@@ -64,9 +65,9 @@ def texts_of(folder: Path, split: str) -> list[str]:
     """The documents of a split, decoded back."""
     meta = read_meta(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
-    stream = np.concatenate([np.fromfile(folder / name, meta["dtype"]) for name in meta["splits"][split]["files"]])
+    stream = np.concatenate([np.fromfile(folder / name, meta.dtype) for name in meta.splits[split].files])
     offsets = np.fromfile(DataFolder(folder).documents(split), "<u8")
-    assert offsets[-1] == len(stream) == meta["splits"][split]["tokens"]
+    assert offsets[-1] == len(stream) == meta.splits[split].tokens
     documents = [stream[start:end].tolist() for start, end in pairwise(offsets)]
     assert all(document.count(tokenizer.eos_token_id) == 1 for document in documents)
     assert all(document[-1] == tokenizer.eos_token_id for document in documents)
@@ -89,28 +90,30 @@ def test_every_document_is_in_one_split_with_one_end_of_text(text: Path):
     assert sorted(train + validation) == sorted(given)
     assert train == [document for document in given if document in train]
     assert 0 < sum(map(len, validation)) <= 0.1 * sum(map(len, given))
-    assert read_meta(folder)["held_out"] == "documents"
+    assert read_meta(folder).held_out == "documents"
 
 
 def test_meta_says_what_the_set_is_and_was_made_of(text: Path, capsys: pytest.CaptureFixture[str]):
     folder = prepare("--text", text / "0*.txt", "--vocab_size", "300", "--output_dir", "set")
     meta = read_meta(folder)
-    train = meta["splits"]["train"]
-    assert meta["dtype"] == "uint16"
-    assert train["bytes"] == sum(len(document.encode()) for document in texts_of(folder, "train"))
-    assert train["documents"] == len(texts_of(folder, "train")) == 10
-    assert train["files"] == ["train-00000.bin"]
-    assert train["max_id"] == np.fromfile(folder / "train-00000.bin", "<u2").max()
-    assert meta["tokenizer"]["vocab_size"] == len(AutoTokenizer.from_pretrained(folder / "tokenizer")) == 290
+    train = meta.splits["train"]
+    assert meta.dtype == "uint16"
+    assert train.bytes == sum(len(document.encode()) for document in texts_of(folder, "train"))
+    assert train.documents == len(texts_of(folder, "train")) == 10
+    assert train.files == ["train-00000.bin"]
+    assert train.max_id == np.fromfile(folder / "train-00000.bin", "<u2").max()
+    assert meta.tokenizer.vocab_size == len(AutoTokenizer.from_pretrained(folder / "tokenizer")) == 290
     out, err = capsys.readouterr()
     assert "the text is enough for a tokenizer of 290 entries, not 300" in err
-    assert meta["held_out"] == "tails"
+    assert meta.held_out == "tails"
     assert "fewer than 20 documents: validation is the end of each" in out
-    assert meta["tokenizer"]["sha256"] == sha256(folder / "tokenizer" / "tokenizer.json")
+    assert meta.tokenizer.sha256 == sha256(folder / "tokenizer" / "tokenizer.json")
     first = text / "00.txt"
-    assert meta["sources"]["train"][0] == {"file": str(first), "bytes": first.stat().st_size, "sha256": sha256(first)}
-    assert len(meta["fingerprint"]) == 64
-    assert {"command", "commit", "date", "versions"} <= set(meta["made_by"])
+    source = {"file": str(first), "bytes": first.stat().st_size, "sha256": sha256(first)}
+    assert meta.sources["train"][0].to_json() == source
+    assert len(meta.fingerprint) == 64
+    assert meta.made_by is not None
+    assert meta.made_by.commit == git_commit()
     assert not DataFolder(folder).progress.exists()
     assert not DataFolder(folder).unfinished().root.exists()
 
@@ -123,12 +126,10 @@ def test_without_flags_it_reads_the_python_documentation(
     out = capsys.readouterr().out
     folder = Path(re.search(r"^next: .*train --data_dir (\S+) --output_dir runs/\S+$", out, re.MULTILINE)[1])  # type: ignore[index]
     meta = read_meta(folder)
-    assert folder.name == f"python-docs-{meta['fingerprint'][:8]}"
-    assert meta["tokenizer"]["vocab_size"] == 1024
-    counts = meta["splits"]["train"]
-    assert re.search(
-        rf"^train +{counts['tokens']:,} +{counts['documents']:,} +{counts['bytes']:,}  \S+\.bin$", out, re.M
-    )
+    assert folder.name == f"python-docs-{meta.fingerprint[:8]}"
+    assert meta.tokenizer.vocab_size == 1024
+    counts = meta.splits["train"]
+    assert re.search(rf"^train +{counts.tokens:,} +{counts.documents:,} +{counts.bytes:,}  \S+\.bin$", out, re.M)
     main([])
     assert "is already prepared from the same inputs" in capsys.readouterr().out
 
@@ -138,8 +139,8 @@ def test_end_of_text_in_a_document_stays_text(text: Path):
     odd.write_text("one<|endoftext|>two\nthree<|endoftext|>\n" * 9)
     folder = prepare("--text", odd, "--vocab_size", "300", "--validation_fraction", "0", "--output_dir", "set")
     assert texts_of(folder, "train") == [odd.read_text()]
-    assert list(read_meta(folder)["splits"]) == ["train"]
-    assert read_meta(folder)["held_out"] is None
+    assert list(read_meta(folder).splits) == ["train"]
+    assert read_meta(folder).held_out is None
 
 
 def test_tokenizer_learns_from_train_documents_alone(text: Path):
@@ -148,7 +149,7 @@ def test_tokenizer_learns_from_train_documents_alone(text: Path):
     words = ("--text", text, "--validation_text", held, "--vocab_size", "400")
     folder = prepare(*words, "--output_dir", "set")
     assert texts_of(folder, "validation") == [held.read_text()]
-    assert read_meta(folder)["held_out"] == "files"
+    assert read_meta(folder).held_out == "files"
     assert len(texts_of(folder, "train")) == 30
     vocabulary = AutoTokenizer.from_pretrained(folder / "tokenizer").get_vocab()
     assert not [token for token in vocabulary if "zz" in token]
@@ -190,7 +191,7 @@ def test_large_vocabulary_of_another_kind_is_stored_in_four_bytes(text: Path):
     Path("numbers.txt").write_text("7 69999 unknown  x\n1")
     words = ("--tokenizer", save(tokenizer, text.parent / "wide"), "--validation_fraction", "0")
     folder = prepare("--text", "numbers.txt", *words, "--output_dir", "set")
-    assert read_meta(folder)["dtype"] == "uint32"
+    assert read_meta(folder).dtype == "uint32"
     assert np.fromfile(folder / "train-00000.bin", "<u4").tolist() == [9, 70_001, 1, 1, 3, 0]
     assert TextDataset(folder, "train", 6)[0]["input_ids"].tolist() == [9, 70_001, 1, 1, 3, 0]
 
@@ -213,10 +214,10 @@ def test_files_of_token_ids_keep_their_ids(text: Path, tiny_tokenizer):
         *("--validation_fraction", "0", "--output_dir", "set"),
     )
     assert np.fromfile(folder / "train-00000.bin", "<u2").tolist() == ids
-    assert read_meta(folder)["tokenizer"]["of_hub"] is False
-    counts = read_meta(folder)["splits"]["train"]
-    assert (counts["documents"], counts["tokens"]) == (2, 7)
-    assert counts["bytes"] == len(tiny_tokenizer.decode([5, 6, 7, 8, 9]).encode())
+    assert read_meta(folder).tokenizer.of_hub is False
+    counts = read_meta(folder).splits["train"]
+    assert (counts.documents, counts.tokens) == (2, 7)
+    assert counts.bytes == len(tiny_tokenizer.decode([5, 6, 7, 8, 9]).encode())
 
 
 # ---- made once --------------------------------------------------------------------------------------------------
@@ -312,7 +313,7 @@ def test_killed_preparation_resumes_bit_equal(tmp_path: Path, monkeypatch: pytes
 def test_unfinished_set_from_other_inputs_needs_overwrite(text: Path):
     unfinished = DataFolder(Path("set")).unfinished()
     unfinished.root.mkdir()
-    unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batches": 5, "splits": {}}))
+    unfinished.progress.write_text(json.dumps({"fingerprint": "another", "batch_chars": 1, "batches": 5, "splits": {}}))
     with pytest.raises(
         UsageError, match=r"set\.partial is an unfinished set from other inputs.*--overwrite to delete it"
     ):
@@ -370,7 +371,7 @@ def test_preparation_killed_at_any_moment_is_finished_by_the_same_command(text: 
     words += ["--output_dir", "set", "--overwrite"]
     if "replaces" in moment:
         DataFolder(Path("set")).unfinished().root.mkdir()
-        DataFolder(Path("set")).unfinished().progress.write_text('{"fingerprint": "another"}')
+        DataFolder(Path("set")).unfinished().progress.write_text('{"fingerprint": "another", "batch_chars": 1}')
     elif place == "link":
         prepare("--text", text, "--vocab_size", "290", "--output_dir", "set")
     process = processes.Process(target=prepare_until, args=(*PREPARE_MOMENTS[moment], words))
@@ -522,18 +523,18 @@ def test_progress_line_has_counts_speed_and_time_left():
 def test_progress_of_sources_of_unknown_size_has_no_time_left():
     meters = [Meter(size=10, done=5), Meter()]
     progress = Progress(meters)
-    progress.show([SplitCounts()])
+    progress.show([SplitCounts(tokens=0, documents=0, bytes=0)])
     meters[1].done = 7
     assert progress.start is not None
-    assert "left" not in progress.line([SplitCounts(tokens=5)], progress.start[0] + 1)
+    assert "left" not in progress.line([SplitCounts(tokens=5, documents=0, bytes=0)], progress.start[0] + 1)
 
 
 def test_progress_without_a_terminal_is_quiet_at_first(capsys):
     progress = Progress([Meter(size=10)])
     with progress.live:
         for tokens in range(5):
-            progress.show([SplitCounts(tokens=tokens)])
+            progress.show([SplitCounts(tokens=tokens, documents=0, bytes=0)])
         assert capsys.readouterr().err == ""
         progress.shown -= 60
-        progress.show([SplitCounts(tokens=1_000)])
+        progress.show([SplitCounts(tokens=1_000, documents=0, bytes=0)])
     assert "1,000 tokens" in capsys.readouterr().err

@@ -185,7 +185,7 @@ def test_python_documentation_is_a_document_a_topic():
     topics = [content(document) for document in source.documents()]
     assert len(topics) > 70
     assert str(topics[0]).startswith('The "assert" statement')
-    assert source.meter.done == source.meter.size == source.origin["bytes"]
+    assert source.meter.done == source.meter.size == source.origin.bytes
 
 
 # ---- ids made before --------------------------------------------------------------------------------------------
