@@ -1,4 +1,4 @@
-"""Checks of a model on a few rows before the first step: initial loss, gradients, causality, tied weights."""
+"""Checks of a model on a few rows before the first step: initial loss, accumulation, gradients, causality."""
 
 from __future__ import annotations
 
@@ -53,14 +53,11 @@ def check_model(
         loss = float(trainer.compute_loss(model, batch))
     if config.run.branch_from is None and inputs.base is None:  # newly initialised
         yield _initial_loss(model, loss, config.run.allow_high_initial_loss)
-    yield _labels_counted(trainer, model, batch, loss)
     yield _accumulation(trainer, model, batch)
-    yield _gradients(model, batch)
+    yield _gradients(model)
     yield _causality(model, batch)
     yield from _documents(model, sample)
     yield _positions(model, rows, sample, inputs.known_positions)
-    if isinstance(model, GPT2SmallForCausalLM):  # without adapters
-        yield _tied(model)
 
 
 def _some_rows(trainer: CausalLMTrainer, rows: RowDataset, sample: Sample, device: torch.device) -> Batch:
@@ -95,25 +92,6 @@ def _initial_loss(model: GPT2SmallForCausalLM, loss: float, is_high_allowed: boo
     return Check("initial loss", "fail", f"{found}: {cause}, or pass --allow_high_initial_loss to train from it.")
 
 
-def _labels_counted(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: Batch, mean: float) -> Check:
-    """Check that the Trainer divides by the number of labels that the model averages over."""
-    counted = trainer._get_num_items_in_batch([batch], model.device)
-    if counted is None:
-        found = "not by the Trainer, so all micro-batches have the same weight, whatever their number of labels."
-        return Check("labels counted", "note", found)
-    with torch.no_grad():
-        total = float(trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(1, device=model.device)))
-    averaged = round(total / mean) if math.isfinite(total) and mean else 0
-    if averaged == int(counted):
-        found = f"{averaged:,} in {len(batch['labels'])} rows, by the Trainer and by the model"
-        return Check("labels counted", "ok", found)
-    found = (
-        f"the Trainer divides the loss by {int(counted):,} labels, the model's mean is over {averaged:,}: its "
-        "forward must pass num_items_in_batch to its loss, and its class name must end in ForCausalLM."
-    )
-    return Check("labels counted", "fail", found)
-
-
 def _loss_and_norm(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batches: list[Batch]) -> list[float]:
     """Return loss and gradient norm of a step's micro-batches, accumulated as by the Trainer. Keeps the gradients."""
     model.zero_grad(set_to_none=True)
@@ -121,7 +99,6 @@ def _loss_and_norm(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batche
     total = 0.0
     for batch in batches:
         loss = trainer.compute_loss(model, batch, num_items_in_batch=counted)
-        loss = loss / len(batches) if counted is None else loss
         loss.backward()
         total += float(loss.detach())
     norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
@@ -142,14 +119,15 @@ def _accumulation(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: 
     return Check("accumulation", "fail", f"{found}: {fix}")
 
 
-def _gradients(model: GPT2SmallForCausalLM, batch: Batch) -> Check:
+def _gradients(model: GPT2SmallForCausalLM) -> Check:
     """Check the gradients that the last backward pass left."""
     parameters = dict(model.named_parameters())
     if not isinstance(model, GPT2SmallForCausalLM):  # only adapters are trained
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    # LoRA's second matrix is initialised with zeros, so the gradient of the first one is zero at the first step.
-    is_zero = ("lora_A", *_unread_rows(model, batch))
+    # LoRA's second matrix is initialised with zeros, so the gradient of the first one is zero at the first step. So is
+    # that of new tokens and positions that these rows do not contain.
+    is_zero = ("lora_A", "token_adapter")
     wrong = {
         "no gradient": [name for name in parameters if name not in gradients],
         "one that is not finite": [name for name, g in gradients.items() if not g.isfinite().all()],
@@ -161,29 +139,6 @@ def _gradients(model: GPT2SmallForCausalLM, batch: Batch) -> Check:
         return Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
     found = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
     return Check("gradients", "fail", f"{found}: each must be used, not frozen, and not multiplied by zero.")
-
-
-def _unread_rows(model: GPT2SmallForCausalLM, batch: Batch) -> list[str]:
-    """Return LoRA's modules that train rows of an embedding (new tokens or positions) that the batch does not contain.
-
-    Their gradient is zero without an error: a short batch, for example, contains no new position.
-    """
-    positions = batch.get("position_ids")
-    if positions is None:
-        positions = torch.arange(batch["labels"].shape[1], device=batch["labels"].device).expand_as(batch["labels"])
-    read = {
-        model.get_input_embeddings(): batch["input_ids"],
-        # Positions after the last label have no gradient.
-        model.get_position_embeddings(): positions[:, :-1][supervised(batch)],
-    }
-    unread = []
-    for name, module in model.named_modules():
-        parent, _, last = name.rpartition(".")
-        if last == "token_adapter" and (ids := read.get(model.get_submodule(parent))) is not None:
-            rows = torch.tensor([row for rows in module.token_indices.values() for row in rows])  # pyright: ignore
-            if not torch.isin(ids.cpu(), rows).any():
-                unread.append(name)
-    return unread
 
 
 def _few(names: list[str]) -> str:
@@ -250,21 +205,3 @@ def _positions(model: GPT2SmallForCausalLM, rows: RowDataset, sample: Sample, kn
         f"Train on longer rows, or set --max_position_embeddings {max(known, 1 << (reached - 1).bit_length())}"
     )
     return Check("positions", "note", found)
-
-
-def _tied(model: GPT2SmallForCausalLM) -> Check:
-    head, embedding = next(iter(model._tied_weights_keys.items()))
-    named, saved = dict(model.named_parameters(remove_duplicate=False)), model.state_dict()
-    tie = model.config.tie_word_embeddings
-    is_one = {
-        "in memory": named[head] is named[embedding],
-        "as saved": saved[head].data_ptr() == saved[embedding].data_ptr(),
-    }
-    wrong = [where for where, one in is_one.items() if one != tie]
-    if not wrong:
-        return Check("tied weights", "ok", "head and embedding are one tensor" if tie else "head and embedding differ")
-    found = (
-        f"tie_word_embeddings is {str(tie).lower()}, but head and embedding are {'two' if tie else 'one'} {wrong[0]}"
-    )
-    fix = "call model.tie_weights() after changing either" if tie else "give the head a weight of its own"
-    return Check("tied weights", "fail", f"{found}: {fix}.")
