@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from gpt2small_hf.config.commands import PlanArguments
 from gpt2small_hf.config.resolve import RunConfig, check_sizes
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.errors import UsageError
@@ -17,9 +17,6 @@ from gpt2small_hf.training.checkpoint_files import is_complete
 from gpt2small_hf.training.describe import rows_per_step
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import steps_of_branch
-
-if TYPE_CHECKING:
-    from gpt2small_hf.commands.plan import PlanArguments
 
 
 def estimate(run_config: RunConfig, target: PlanArguments) -> str:

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
+from gpt2small_hf.config.commands import SweepArguments
 from gpt2small_hf.config.recipe import BASELINE, find_recipes, read_recipe
 from gpt2small_hf.config.resolve import ALTERNATIVES, check_sizes, read_config
 from gpt2small_hf.data.corpus.metadata import read_meta
@@ -26,9 +26,6 @@ from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run, read_resolved
 from gpt2small_hf.training.inputs import build_run_inputs, find_data
 from gpt2small_hf.training.resume import MAY_CHANGE_ALL, PARTS_OF_A_STEP, may_change
-
-if TYPE_CHECKING:
-    from gpt2small_hf.commands.sweep import SweepArguments
 
 LINES_OF_TAIL = 15
 SECONDS_BETWEEN_LOOKS = 0.2

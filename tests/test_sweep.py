@@ -12,7 +12,8 @@ import pytest
 from conftest import CORPUS, REPOSITORY
 
 from gpt2small_hf import GPT2SmallConfig
-from gpt2small_hf.commands.sweep import SweepArguments, main
+from gpt2small_hf.commands.sweep import main
+from gpt2small_hf.config.commands import SweepArguments
 from gpt2small_hf.config.recipe import find_recipes
 from gpt2small_hf.config.resolve import read_config
 from gpt2small_hf.errors import UsageError

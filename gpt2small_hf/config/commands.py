@@ -1,0 +1,63 @@
+"""The flags of `plan` and `sweep` that are not settings of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpt2small_hf.config.parser import require_at_least, setting
+from gpt2small_hf.errors import UsageError
+
+
+@dataclass(frozen=True)
+class PlanArguments:
+    """The devices to plan for."""
+
+    _argument_group_name = "plan"
+
+    device_name: str | None = setting(
+        None, "Device to plan for, such as H100, A100 or RTX 4090. Unset: the one of this machine."
+    )
+    n_devices: int | None = setting(None, "Number of devices. Unset: those of this machine.")
+    mfu: float | None = setting(
+        None,
+        "Expected share of the device's peak FLOP/s (MFU). Unset: what the reference series measured on this device in "
+        "this precision, or the range that it measured on others.",
+    )
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"n_devices": 1})
+        if self.mfu is not None and not 0 < self.mfu <= 1:
+            raise UsageError(f"--mfu is {self.mfu:g}. Give a share above 0, up to 1.")
+
+
+@dataclass(frozen=True)
+class SweepArguments:
+    """The runs of a sweep, and their folder."""
+
+    _argument_group_name = "sweep"
+
+    seeds: int = setting(3, "Number of initial-weight seeds of the baseline, and of training seeds for each of them.")
+    seeds_per_intervention: int | None = setting(
+        None, "Number of seed pairs (1, 1), (2, 2), … of every other recipe; unset: 2, at most --seeds."
+    )
+    n_jobs: int = setting(1, "Number of runs at a time. On a CPU each uses the num_threads of its recipe.")
+    output_dir: Path | None = setting(None, "Folder of the runs and of the table; unset: runs/<name of FOLDER>.")
+    only: list[str] = field(
+        default_factory=list, metadata={"help": "Recipes to run; the table has all that were run. Unset: all."}
+    )
+    overwrite: bool = setting(False, "Repeat runs whose recipe or text has changed.")
+    table_only: bool = setting(False, "Write the table of the finished runs, without training.")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, dict.fromkeys(("seeds", "seeds_per_intervention", "n_jobs"), 1))
+        if self.n_pairs > self.seeds:
+            raise UsageError(
+                f"--seeds_per_intervention is {self.seeds_per_intervention}, but the baseline is run with {self.seeds} "
+                f"(--seeds), and runs are compared with the baseline of the same seeds. Give at most {self.seeds}."
+            )
+
+    @property
+    def n_pairs(self) -> int:
+        """Seed pairs of each recipe but the baseline."""
+        return min(2, self.seeds) if self.seeds_per_intervention is None else self.seeds_per_intervention
