@@ -1,10 +1,11 @@
-"""Load and try a model in a process that can import only torch, transformers and their requirements.
+"""Load and try a model in a process that can import torch, transformers (peft for an adapter) and their requirements.
 
 python -I -S gpt2small_hf/publishing/isolated_load.py REQUEST.json
 
 `-I -S` leave only the standard library on sys.path: no current folder, no site-packages and no editable install. The
 request (`Request`) names the other packages that may be imported, the model, and the file for the result. What holds
-for any model is checked here; `verify.py` compares the result with the model that was staged.
+for any model is checked here; `verify.py` compares the result with the model that was staged. This is not a sandbox:
+model code can open network connections and read files by their full path.
 Exit status: 0, or 1 if a step failed, which the result then describes.
 """
 

@@ -100,7 +100,7 @@ def check(
         revision: A commit.
         native: Whether `where` is transformers' GPT-2, without remote code.
         adapter: Whether `where` is a LoRA adapter, whose base model is in `cache`; `reference` has it merged.
-        cache: The Hub cache with the commit: the isolated process has no network.
+        cache: The Hub cache with the commit: the isolated process downloads nothing (HF_HUB_OFFLINE).
         timeout: Maximum seconds of the isolated process.
 
     Raises: CheckError for the first failed check.
@@ -216,8 +216,9 @@ def modules_of(distribution: metadata.Distribution) -> set[str]:
 
 
 def environment(folder: Path, cache: Path | None = None, given: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the variables of the isolated process: no network, no GPU, no credential.
+    """Return the variables of the isolated process: the Hub is offline, no GPU, no credential.
 
+    HF_HUB_OFFLINE keeps `huggingface_hub` from connecting; connections that model code opens itself are not blocked.
     Home and the Hub's home are empty folders in `folder`, so that no stored token is found. `cache` is the Hub cache to
     load from. Of `given`, only `KEPT` and `KEPT_PREFIXES` are passed on.
     """

@@ -83,7 +83,7 @@ def environment(folder: Path, version: str, torch: str) -> Path:
 
 
 def check(python: Path, folder: Path, place: Path) -> dict[str, dict[str, str]]:
-    """Run the checks there, with an empty cache and no network."""
+    """Run the checks there, with an empty cache and without the Hub (HF_HUB_OFFLINE)."""
     done = subprocess.run(
         [str(python), "-I", str(HERE / "version_checks.py"), str(folder)],
         cwd=place,
