@@ -118,26 +118,3 @@ def test_relative_links_of_a_page_lead_to_files(page):
 
 def test_readme_has_at_most_two_hundred_lines():
     assert len(README.splitlines()) <= 200
-
-
-NOT_HERE = {"argcomplete", "shtab", "found_inf", "upload_folder", "torch.ao.quantization.quantize_dynamic"}
-"""Names in architecture.md of what this repository does not use."""
-WRITTEN_LATER = {"commands/NAME.py", "resolved.json", "checkpoint.json"}
-
-
-def test_names_in_architecture_md_exist():
-    """Paths exist in the repository or the package; identifiers occur in a Python file or in pyproject.toml."""
-    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
-    paths = [REPOSITORY / "pyproject.toml"]
-    for folder in ("gpt2small_hf", "upload", "tests"):
-        paths += (REPOSITORY / folder).rglob("*.py")
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in paths)
-    known = set(re.findall(r"\w+", sources))
-    missing = []
-    for name in set(re.findall(r"`([^`\n]+)`", text)) - NOT_HERE - WRITTEN_LATER:
-        if re.fullmatch(r"[\w.-]*/[\w./-]*|[\w.-]+\.(py|md|yaml|yml|j2|json|toml)", name):
-            if not ((REPOSITORY / name).exists() or [*(REPOSITORY / "gpt2small_hf").rglob(name.rstrip("/"))]):
-                missing.append(name)
-        elif re.fullmatch(r"\w+(\.\w+)*(\(.*\))?", name):
-            missing += [word for word in re.findall(r"\w+", name.partition("(")[0]) if word not in known]
-    assert missing == []
