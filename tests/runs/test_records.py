@@ -124,9 +124,11 @@ def test_type_error_names_file_and_key(path: list[str], value: object, said: str
 FOLDERS = (RunFolder(Path()), SweepFolder(Path()), DataFolder(Path()))
 PATHS = {name for folder in FOLDERS for name in dir(folder) if isinstance(getattr(folder, name), Path)}
 """Names of the paths in runs, sweeps and prepared sets."""
-TYPED_FILE = re.compile(rf"\.({'|'.join(sorted(PATHS))})\b|MANIFEST|(checkpoint|trainer_state|meta|progress)\.json")
+TYPED_FILE = re.compile(
+    rf"\.({'|'.join(sorted(PATHS))})(\.read_text\(.*)?$|MANIFEST|(checkpoint|trainer_state|meta|progress)\.json"
+)
 READERS = {"read_json", "read_jsonl", "parse_json", "json.load", "json.loads"}
-RECORDS = {"resolved", "heldout", "measured", "meta", "manifest"}
+RECORDS, VARIABLES = {"resolved", "heldout", "measured"}, {"meta", "manifest"}
 
 
 def test_files_of_runs_and_prepared_sets_are_read_as_json_only_in_the_package_runs():
@@ -139,6 +141,7 @@ def test_files_of_runs_and_prepared_sets_are_read_as_json_only_in_the_package_ru
             if isinstance(node, ast.Call) and ast.unparse(node.func) in READERS:
                 raw = [node] if TYPED_FILE.search(ast.unparse(node.args[0])) else []
             elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "get"):
-                raw = [node.value] if ast.unparse(node.value).rpartition(".")[2] in RECORDS else []
+                of_attribute = getattr(node.value, "attr", "") in RECORDS
+                raw = [node.value] if of_attribute or getattr(node.value, "id", "") in VARIABLES else []
             found += [f"{path.name}, line {of.lineno}" for of in raw]
     assert not found
