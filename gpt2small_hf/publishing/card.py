@@ -35,7 +35,7 @@ from gpt2small_hf.formatting import (
     one_line,
     perplexity,
 )
-from gpt2small_hf.publishing.facts import CardFacts, card_facts
+from gpt2small_hf.publishing.facts import card_facts
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import is_loaded
@@ -60,7 +60,7 @@ def render(source: PushSource, folder: Path, publication: Publication, template:
     )
     environment.filters |= FILTERS
     try:
-        text = environment.get_template(template.name).render(vars(facts))
+        text = environment.get_template(template.name).render(facts)
     except jinja2.UndefinedError as error:
         raise UsageError(f"{template} names an unknown fact: {error.message}. Correct the template.") from None
     except jinja2.TemplateError as error:
@@ -154,38 +154,40 @@ FILTERS = {
 # ---- metadata ------------------------------------------------------------------------------------------------------
 
 
-def metadata(facts: CardFacts) -> str:
+def metadata(facts: dict[str, Any]) -> str:
     """Return the metadata that the Hub reads, as YAML."""
-    base, license, origin = facts.base, facts.publication.license, facts.origin
+    publication, data, converted = facts["publication"], facts["data"], facts["converted"]
+    base, origin, license = facts["base"], facts["origin"], publication.license
     eval_results = evaluation_results(facts)
-    datasets = {*(facts.data.datasets if facts.data else ()), facts.converted.dataset if facts.converted else None}
+    datasets = {*(data.datasets if data else ()), converted.dataset if converted else None}
     card = ModelCardData(
-        language=facts.publication.languages or None,
+        language=publication.languages or None,
         license=license.id if license else None,
         license_name=license.name if license else None,
         license_link=license.metadata_link if license else None,
-        library_name="peft" if facts.adapter else "transformers",
+        library_name="peft" if facts["adapter"] else "transformers",
         pipeline_tag="text-generation",
-        tags=["gpt2small_hf", "gpt2", *["conversational"] * facts.is_chat, *["lora"] * bool(facts.adapter)],
+        tags=["gpt2small_hf", "gpt2", *["conversational"] * facts["is_chat"], *["lora"] * bool(facts["adapter"])],
         datasets=sorted(filter(None, datasets)) or None,
         # A converted model has no relation: it is neither fine-tuned, quantized, merged nor an adapter.
         base_model=base.repo if base and base.repo else origin.repo if origin else None,
-        base_model_relation=("adapter" if facts.adapter else "finetune") if base and base.repo else None,
-        widget=widget(facts.example.fitting, chat=facts.is_chat) or None,
-        model_name=facts.name if eval_results else None,
+        base_model_relation=("adapter" if facts["adapter"] else "finetune") if base and base.repo else None,
+        widget=widget(facts["example"].fitting, chat=facts["is_chat"]) or None,
+        model_name=facts["name"] if eval_results else None,
         eval_results=eval_results or None,
     )
     return card.to_yaml().strip()
 
 
-def evaluation_results(facts: CardFacts) -> list[EvalResult]:
+def evaluation_results(facts: dict[str, Any]) -> list[EvalResult]:
     """Return the held-out results for the metadata; none if nothing was measured or the data are not known."""
-    if facts.heldout is None or facts.data is None or not facts.data.measured_on.shown or facts.resolved is None:
+    heldout, data, resolved = facts["heldout"], facts["data"], facts["resolved"]
+    if heldout is None or data is None or not data.measured_on.shown or resolved is None:
         return []
-    after, sources = facts.heldout.after, facts.data.measured_on.shown
+    after, sources = heldout.after, data.measured_on.shown
     hub = next((source.dataset for source in sources if source.dataset), None)
-    n_more = facts.data.measured_on.n_total - 1
-    part = "" if facts.resolved.data.sources.get("validation") else "held-out part of "
+    n_more = data.measured_on.n_total - 1
+    part = "" if resolved.data.sources.get("validation") else "held-out part of "
     measured = {
         "loss": ("loss, nats per token", after and after.loss_nats),
         "perplexity": ("perplexity", after and after.perplexity),

@@ -1,4 +1,4 @@
-"""A staged model and its run's files → `CardFacts`, which `model_card.j2` puts into words.
+"""A staged model and its run's files → the facts of its card, which `model_card.j2` puts into words.
 
 The parts are in `lineage_facts.py`, `training_facts.py` and `result_facts.py`; the model itself is described here.
 Settings are those of the staged `resolved.json`, which has nothing private. What no file states is None or empty.
@@ -19,7 +19,6 @@ from safetensors import safe_open
 from gpt2small_hf.config.run import PROMPT
 from gpt2small_hf.data.tokenizer import load_tokenizer
 from gpt2small_hf.evaluation.tasks import further_results
-from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import make_norm
 from gpt2small_hf.peft_targets import LORA_TARGETS
 from gpt2small_hf.publishing import lineage_facts as lineage
@@ -29,15 +28,12 @@ from gpt2small_hf.publishing.isolated_load import chat_ids
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
 from gpt2small_hf.publishing.stage import CHARTS
-from gpt2small_hf.publishing.training_facts import TrainingFacts, training_facts
+from gpt2small_hf.publishing.training_facts import training_facts
 from gpt2small_hf.report.notes import new_text
-from gpt2small_hf.report.page import SampleTable
 from gpt2small_hf.runs.files import read_json, sha256
-from gpt2small_hf.runs.json_records import Part
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import HeldOut, MetricsRow, NewText
-from gpt2small_hf.training.budget import Sizes, sizes
+from gpt2small_hf.training.budget import sizes
 
 MINIMUM_TRANSFORMERS = "5.4.0"
 """The oldest that tests/compat/versions.py runs a published folder under."""
@@ -45,26 +41,6 @@ NATIVE_TRANSFORMERS = "4.57.1"
 """The version of transformers 4 that a native folder was tested with."""
 QUESTION = "Who are you?"
 """In the example of a chat model whose prompts are not published."""
-
-
-@dataclass(frozen=True)
-class ModelFacts:
-    """The published model."""
-
-    config: GPT2SmallConfig
-    model_type: str
-    norm: str
-    """Name of the norm's class."""
-    sizes: Sizes
-    dtypes: list[str]
-    hashes: list[str]
-    """SHA-256 of each file of weights."""
-    has_zero_biases: bool
-    """Whether queries, keys and values have biases only because transformers' GPT-2 always has them."""
-    code: list[str]
-    modified_code: list[str]
-    lora_targets: tuple[str, ...] | None
-    """Layers to name to PEFT, which has no defaults for this architecture; None if it has."""
 
 
 @dataclass(frozen=True)
@@ -78,119 +54,73 @@ class ExamplePrompts:
     """All of the run's."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CardFacts:
-    """Everything that the template can name. What is not known is None or empty."""
-
-    name: str
-    publication: Publication
-    twin: str | None
-    """The repository of the same weights in the other form, if it is public."""
-    files: list[str]
-    """What is staged."""
-    developers: list[str]
-    origin: lineage.Origin | None
-    minimum_transformers: str
-    native_transformers: list[str]
-    model: ModelFacts
-    adapter: dict[str, Any] | None
-    """`adapter_config.json` of a LoRA adapter that is published without its base, with `layers` and `parameters`."""
-    is_chat: bool
-    example: ExamplePrompts
-    rendered_chat: str | None
-    """A chat as the template renders it."""
-    base: lineage.BaseFacts | None
-    base_data: lineage.Excerpt | None
-    converted: lineage.ConvertedFacts | None
-    step: int | None
-    is_checkpoint: bool
-    loss_at_step: MetricsRow | None
-    loss_rise: results.LossRise | None
-    resolved: Resolved | None
-    """The settings of the run as they are published; None of weights without a run, as are the next two."""
-    training: TrainingFacts | None
-    data: lineage.DataFacts | None
-    heldout: HeldOut | None
-    new_text: NewText | None
-    """The results outside overlaps with the training text, if they are of less than (almost) all tokens."""
-    nothing_held_out: bool
-    further_results: dict[str, Part]
-    """Results of evaluation tasks that the template does not know by name."""
-    comparison: results.Comparison | None
-    charts: list[str]
-    samples: lineage.Excerpt | None
-    prompts_in_training: int | None
-    """How many of the prompts shown are in the training chats; None if it was not recorded."""
-    answers: lineage.Excerpt | None
-    """`Answer` records of held-out questions."""
-    samples_over_training: SampleTable | None
-
-
-def card_facts(source: PushSource, folder: Path, publication: Publication) -> CardFacts:
-    """Collect the facts of a staged folder's card."""
+def card_facts(source: PushSource, folder: Path, publication: Publication) -> dict[str, Any]:
+    """Collect everything that the template can name about a staged folder. What is not known is None or empty."""
     run, model = source.run, _model(source, folder, publication)
     is_chat, resolved = _is_chat(folder), _staged_settings(folder) if run else None
     prompts = resolved.run.prompts if resolved else []
-    example = example_prompts(folder, model.config.max_position_embeddings)
+    example = example_prompts(folder, model["config"].max_position_embeddings)
     heldout, samples = results.held_out_facts(source), results.samples(source, folder, prompts)
     baseline = publication.baseline
-    return CardFacts(
-        name=publication.repo_id.split("/")[-1],
-        publication=publication,
-        twin=None if publication.twin in publication.private else publication.twin,
-        files=sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
-        developers=lineage.developers(source, publication),
-        origin=lineage.origin_facts(publication),
-        minimum_transformers=MINIMUM_TRANSFORMERS,
-        native_transformers=[NATIVE_TRANSFORMERS, version("transformers")],
-        model=model,
-        adapter=_adapter(folder) if source.adapter else None,
-        is_chat=is_chat,
-        example=example,
-        rendered_chat=_rendered_chat(folder, example.prompt) if is_chat else None,
-        base=lineage.base_facts(run, publication),
-        base_data=lineage.data_sources(resolved.base.trained_on or []) if resolved and resolved.base else None,
-        converted=lineage.converted_facts(source, publication.private),
-        step=source.step,
-        is_checkpoint=source.is_checkpoint,
-        loss_at_step=results.loss_at_step(source),
-        loss_rise=results.loss_rise(source),
-        resolved=resolved,
-        training=training_facts(source, model.config) if run else None,
-        data=lineage.data_facts(resolved) if resolved else None,
-        heldout=heldout,
-        new_text=new_text(heldout) if heldout else None,
-        nothing_held_out=bool(run and run.heldout and not run.measured),
-        further_results=further_results(run.heldout) if run and run.heldout and not source.is_checkpoint else {},
-        comparison=results.comparison(run, baseline, publication) if run and baseline else None,
-        charts=[name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
-        samples=samples,
-        prompts_in_training=results.prompts_in_training(run, samples) if run and samples else None,
-        answers=results.answers(source) if publication.questions else None,
-        samples_over_training=results.samples_over_training(source, prompts),
-    )
+    return {
+        "name": publication.repo_id.split("/")[-1],
+        "publication": publication,
+        "twin": None if publication.twin in publication.private else publication.twin,
+        "files": sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()),
+        "developers": lineage.developers(source, publication),
+        "origin": lineage.origin_facts(publication),
+        "minimum_transformers": MINIMUM_TRANSFORMERS,
+        "native_transformers": [NATIVE_TRANSFORMERS, version("transformers")],
+        "model": model,
+        "adapter": _adapter(folder) if source.adapter else None,
+        "is_chat": is_chat,
+        "example": example,
+        "rendered_chat": _rendered_chat(folder, example.prompt) if is_chat else None,
+        "base": lineage.base_facts(run, publication),
+        "base_data": lineage.data_sources(resolved.base.trained_on or []) if resolved and resolved.base else None,
+        "converted": lineage.converted_facts(source, publication.private),
+        "step": source.step,
+        "is_checkpoint": source.is_checkpoint,
+        "loss_at_step": results.loss_at_step(source),
+        "loss_rise": results.loss_rise(source),
+        "resolved": resolved,  # as published; None of weights without a run, as are the next two
+        "training": training_facts(source, model["config"]) if run else None,
+        "data": lineage.data_facts(resolved) if resolved else None,
+        "heldout": heldout,
+        "new_text": new_text(heldout) if heldout else None,
+        "nothing_held_out": bool(run and run.heldout and not run.measured),
+        "further_results": further_results(run.heldout) if run and run.heldout and not source.is_checkpoint else {},
+        "comparison": results.comparison(run, baseline, publication) if run and baseline else None,
+        "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
+        "samples": samples,
+        "prompts_in_training": results.prompts_in_training(run, samples) if run and samples else None,
+        "answers": results.answers(source) if publication.questions else None,
+        "samples_over_training": results.samples_over_training(source, prompts),
+    }
 
 
-def _model(source: PushSource, folder: Path, publication: Publication) -> ModelFacts:
+def _model(source: PushSource, folder: Path, publication: Publication) -> dict[str, Any]:
     config = read_model_config(source.model)
+    # transformers' GPT-2 always has biases of queries, keys and values
     has_zero_biases = publication.native and not config.attention_bias
     if has_zero_biases:
         config.attention_bias = True
     weights = sorted(folder.glob("*.safetensors"))
     with torch.device("meta"):
         norm = type(make_norm(config)).__name__
-    return ModelFacts(
-        config=config,
-        model_type=read_json((source.model if source.adapter else folder) / "config.json")["model_type"],
-        norm=norm,
-        sizes=sizes(config),
-        dtypes=_dtypes(weights if source.adapter else weight_files(folder)),
-        hashes=[sha256(path) for path in weights],
-        has_zero_biases=has_zero_biases,
-        code=sorted(path.name for path in folder.glob("*.py")),
-        modified_code=modified_code(source, folder),
-        lora_targets=None if publication.native or source.adapter else tuple(LORA_TARGETS),
-    )
+    return {
+        "config": config,
+        "model_type": read_json((source.model if source.adapter else folder) / "config.json")["model_type"],
+        "norm": norm,
+        "sizes": sizes(config),
+        "dtypes": _dtypes(weights if source.adapter else weight_files(folder)),
+        "hashes": [sha256(path) for path in weights],
+        "has_zero_biases": has_zero_biases,
+        "code": sorted(path.name for path in folder.glob("*.py")),
+        "modified_code": modified_code(source, folder),
+        # layers to name to PEFT, which has no defaults for this architecture
+        "lora_targets": None if publication.native or source.adapter else tuple(LORA_TARGETS),
+    }
 
 
 def _dtypes(paths: list[Path]) -> list[str]:
@@ -205,6 +135,7 @@ def _dtypes(paths: list[Path]) -> list[str]:
 
 
 def _adapter(folder: Path) -> dict[str, Any]:
+    """Return `adapter_config.json` of a LoRA adapter that is published without its base, and its size."""
     settings, count = read_json(folder / ADAPTER_CONFIG), 0
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118

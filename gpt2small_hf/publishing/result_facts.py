@@ -38,21 +38,6 @@ class LossRise:
     """For the console."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A run and a baseline."""
-
-    name: str
-    repo: str | None
-    baseline: Resolved
-    changes: list[tuple[str, Any, Any]]
-    """Settings that differ: name, the baseline's value, this run's."""
-    losses: tuple[float, float] | None
-    """Of this run and the baseline; None if they were not measured on the same rows."""
-    paired: RecipeResult | None
-    """The verdict of the sweep of both."""
-
-
 def held_out_facts(source: PushSource) -> HeldOut | None:
     """Return the held-out results; None of checkpoints and where nothing was measured."""
     return None if source.run is None or source.is_checkpoint else source.run.measured
@@ -135,19 +120,19 @@ def samples_over_training(source: PushSource, prompts: list[str]) -> SampleTable
     return SampleTable(first.prompt, shown) if len(shown) > 1 else None
 
 
-def comparison(run: Run, baseline: Run, publication: Publication) -> Comparison:
+def comparison(run: Run, baseline: Run, publication: Publication) -> dict[str, Any]:
     """Compare a run with a baseline: settings and losses."""
     is_comparable = run.measured and baseline.measured and run.measured_on == baseline.measured_on
     scrubbed = _scrubbed(baseline)
     settings = changed(scrubbed, _scrubbed(run))
-    return Comparison(
-        name=baseline.name,
-        repo=baseline_repository(publication),
-        baseline=scrubbed,
-        changes=[(name, then, now) for name, then, now in settings if name not in IGNORED_SETTINGS],
-        losses=(run.loss_nats, baseline.loss_nats) if is_comparable else None,
-        paired=paired_comparison(run, baseline) if is_comparable else None,
-    )
+    return {
+        "name": baseline.name,
+        "repo": baseline_repository(publication),
+        "baseline": scrubbed,
+        "changes": [(name, then, now) for name, then, now in settings if name not in IGNORED_SETTINGS],
+        "losses": (run.loss_nats, baseline.loss_nats) if is_comparable else None,
+        "paired": paired_comparison(run, baseline) if is_comparable else None,
+    }
 
 
 def _scrubbed(run: Run) -> Resolved:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, PushSource
@@ -12,44 +12,8 @@ from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.training.budget import flops_per_token
 
 
-@dataclass(frozen=True)
-class KeptStep:
-    """The step before the last whose weights a finished run kept."""
-
-    epochs: float | None
-    train_loss: float | None
-
-
-@dataclass(frozen=True)
-class TrainingFacts:
-    """What was measured while training, up to the weights if they are a checkpoint's."""
-
-    is_finished: bool
-    steps: int
-    last_step: int
-    """Of the run."""
-    planned_steps: int
-    tokens: int | None
-    tokens_per_step: int | None
-    epochs: float | None
-    train_loss: float | None
-    train_loss_step: int | None
-    """Step of `train_loss`; None if it is that of the weights."""
-    kept: KeptStep | None
-    lora_layers: list[str]
-    """Empty: all linear layers."""
-    seconds: float | None
-    """In training steps."""
-    seconds_step: int | None
-    """Step up to which `seconds` were logged; None if it is that of the weights."""
-    tokens_per_second: float | None
-    mfu: float | None
-    memory_gib: float | None
-    flops: float | None
-
-
-def training_facts(source: PushSource, config: GPT2SmallConfig) -> TrainingFacts:
-    """Return what was measured while training."""
+def training_facts(source: PushSource, config: GPT2SmallConfig) -> dict[str, Any]:
+    """Return what was measured while training, up to the weights of a checkpoint; None if it is not known."""
     run = source.run
     assert run is not None
     resolved, rows, tokens = run.resolved, _rows_until(source), trained_tokens(source)
@@ -58,25 +22,25 @@ def training_facts(source: PushSource, config: GPT2SmallConfig) -> TrainingFacts
         epochs = progress_of(source.model).epoch or epochs
     tokens_per_row = chats.tokens / chats.rows if chats else resolved.seq_len
     flops = flops_per_token(config, resolved.seq_len, resolved.run.lora_rank)
-    return TrainingFacts(
-        is_finished=run.heldout is not None,
-        steps=(source.step or 0) if source.is_checkpoint else run.step,
-        last_step=run.step,
-        planned_steps=_planned_steps(run),
-        tokens=tokens,
-        tokens_per_step=None if resolved.rows_per_step is None else round(resolved.rows_per_step * tokens_per_row),
-        epochs=epochs,
-        train_loss=_last(rows, "loss"),
-        train_loss_step=_logged_until(source, "loss"),
-        kept=_kept(source, run),
-        lora_layers=_lora_layers(run),
-        seconds=training_seconds(rows),
-        seconds_step=_logged_until(source, "tokens_per_second"),
-        tokens_per_second=run.usual("tokens_per_second"),
-        mfu=run.usual("mfu"),
-        memory_gib=max((row.memory_gib for row in rows if row.memory_gib is not None), default=None),
-        flops=None if tokens is None else flops * tokens,
-    )
+    return {
+        "is_finished": run.heldout is not None,
+        "steps": (source.step or 0) if source.is_checkpoint else run.step,
+        "last_step": run.step,
+        "planned_steps": _planned_steps(run),
+        "tokens": tokens,
+        "tokens_per_step": None if resolved.rows_per_step is None else round(resolved.rows_per_step * tokens_per_row),
+        "epochs": epochs,
+        "train_loss": _last(rows, "loss"),
+        "train_loss_step": _logged_until(source, "loss"),
+        "kept": _kept(source, run),
+        "lora_layers": _lora_layers(run),  # empty: all linear layers
+        "seconds": training_seconds(rows),
+        "seconds_step": _logged_until(source, "tokens_per_second"),
+        "tokens_per_second": run.usual("tokens_per_second"),
+        "mfu": run.usual("mfu"),
+        "memory_gib": max((row.memory_gib for row in rows if row.memory_gib is not None), default=None),
+        "flops": None if tokens is None else flops * tokens,
+    }
 
 
 def trained_tokens(source: PushSource) -> int | None:
@@ -122,11 +86,12 @@ def _logged_until(source: PushSource, name: str) -> int | None:
     return last if source.is_checkpoint and last != source.step else None
 
 
-def _kept(source: PushSource, run: Run) -> KeptStep | None:
+def _kept(source: PushSource, run: Run) -> dict[str, float | None] | None:
+    """Describe the step before the last whose weights a finished run kept; None if it kept the last."""
     if source.is_checkpoint or source.step is None or source.step == run.step:
         return None
     rows = [row for row in run.metrics if row.step <= source.step]
-    return KeptStep(_last(rows, "epoch"), _last(rows, "loss"))
+    return {"epochs": _last(rows, "epoch"), "train_loss": _last(rows, "loss")}
 
 
 def _last(rows: list[MetricsRow], name: str) -> float | None:

@@ -1012,7 +1012,7 @@ def test_steps_and_tokens_of_an_interrupted_run_are_those_of_its_checkpoint(tiny
     card = card_of(checkpoint_source(run.checkpoints / "checkpoint-20", run))
     assert card.table("optimizer")["steps"] == ["20"]
     assert ", in 2.13 passes over the rows. " in card.prose
-    assert training_facts(card.source, read_model_config(card.source.model)).train_loss_step == 15
+    assert training_facts(card.source, read_model_config(card.source.model))["train_loss_step"] == 15
     assert card.table("hardware")["time in training steps"][0].endswith("s (to step 15)")
     assert " trained from scratch on 2,560 tokens" in card.prose
     assert "ends at step 15 of 20, the newest checkpoint is of step 20, 2,560 tokens." in status(Run(run))
@@ -1244,7 +1244,7 @@ def test_a_base_from_the_hub_is_named_to_it_and_one_that_is_gone_is_not(with_bas
         ("{{ carbon_footprint }}", "names an unknown fact: 'carbon_footprint' is undefined"),
         (
             "{{ training.emissions }}",
-            "TrainingFacts object' has no attribute 'emissions'",
+            "dict object' has no attribute 'emissions'",
         ),
         ("{% if budget %}x{% endif %}", "names an unknown fact: 'budget' is undefined"),
         ("\n{% if training %}", ", line 2 cannot be rendered: Unexpected end of template."),

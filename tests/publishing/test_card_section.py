@@ -16,10 +16,9 @@ TEMPLATE = {
     ),
 }
 FACTS = {
-    "    flops: float | None\n": "    flops: float | None\n    device_hours: float\n",
-    "        flops=None if tokens is None else flops * tokens,\n": (
-        "        flops=None if tokens is None else flops * tokens,\n"
-        "        device_hours=run.resolved.device.count * (training_seconds(rows) or 0) / 3600,\n"
+    '        "flops": None if tokens is None else flops * tokens,\n': (
+        '        "flops": None if tokens is None else flops * tokens,\n'
+        '        "device_hours": run.resolved.device.count * (training_seconds(rows) or 0) / 3600,\n'
     ),
 }
 
