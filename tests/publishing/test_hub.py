@@ -300,7 +300,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("files", "what"), OTHERS.values(), ids=OTHERS)
-def test_other_model_is_replaced_only_with_the_flag_and_tagged(hub, push, run, files, what):
+def test_other_model_is_not_overwritten(hub, push, run, files, what):
     hub.create(REPO)
     hub.commit(REPO, {**files, "fox.png": b"a picture\0"})
     before, head = hub.files(REPO), hub.landed[-1].oid
@@ -314,6 +314,14 @@ def test_other_model_is_replaced_only_with_the_flag_and_tagged(hub, push, run, f
     assert hub.files(REPO) == before
     assert (len(hub.landed), hub.repos[REPO].private, hub.repos[REPO].tags) == (2, False, {})
 
+
+@pytest.mark.parametrize("name", ["llama", "shards", "gguf"])
+def test_other_model_is_replaced_with_the_flag_and_tagged(hub, push, run, name):
+    files, what = OTHERS[name]
+    hub.create(REPO)
+    hub.commit(REPO, {**files, "fox.png": b"a picture\0"})
+    before, head = hub.files(REPO), hub.landed[-1].oid
+    tag = f"before-{head[:8]}"
     hub.fail("/commit/", status=400)  # the tag is set before the commit, and once
     assert push(*QUICK, "--replace").status == 4
     assert hub.repos[REPO].tags == {tag: head}
