@@ -1,4 +1,4 @@
-"""The flags of `plan` and `sweep` that are not settings of a run."""
+"""The flags of `plan`, `sweep` and `chat` that are not settings of a run."""
 
 from __future__ import annotations
 
@@ -61,3 +61,26 @@ class SweepArguments:
     def n_pairs(self) -> int:
         """Seed pairs of each recipe but the baseline."""
         return min(2, self.seeds) if self.seeds_per_intervention is None else self.seeds_per_intervention
+
+
+@dataclass(frozen=True)
+class ChatArguments:
+    """How answers are generated."""
+
+    system: str | None = setting(None, "System message. The model's chat template must accept one.")
+    max_new_tokens: int = setting(256, "Longest answer, in tokens.")
+    temperature: float = setting(0.8, "Logits are divided by this: lower is closer to the likeliest answer.")
+    top_k: int = setting(50, "Sample from this number of likeliest tokens. 0: all.")
+    top_p: float = setting(1.0, "Sample from the likeliest tokens that have this probability together.")
+    greedy: bool = setting(False, "Choose the likeliest token each time, in place of sampling.")
+    seed: int | None = setting(None, "Random seed of sampling. Unset: other answers each time.")
+    trust_remote_code: bool = setting(False, "Run Python code that is stored with the model, if it needs it.")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"max_new_tokens": 1, "top_k": 0, "seed": 0})
+        if not 0 < self.temperature < float("inf"):
+            raise UsageError(
+                f"--temperature is {self.temperature:g}. Give a number above 0, or --greedy for the likeliest answer."
+            )
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"--top_p is {self.top_p:g}. Give a probability above 0, up to 1.")

@@ -79,9 +79,9 @@ def find_models(words: Sequence[str], *, trust_remote_code: bool | None = None) 
     return _with_unique_labels(found)
 
 
-def find_model(word: str) -> ModelSource:
+def find_model(word: str, *, trust_remote_code: bool | None = None) -> ModelSource:
     """Find the one model that a word names. Raises: UsageError as `find_models`, and for several."""
-    found = find_models([word])
+    found = find_models([word], trust_remote_code=trust_remote_code)
     if len(found) != 1:
         steps = ", ".join(f"{source.step:,}" for source in found if source.step is not None)
         raise UsageError(f"{word} names {len(found)} models (steps {steps}). Name one of them: RUN:STEP.")
@@ -93,6 +93,8 @@ def load_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a model for evaluation, without dropout, and its tokenizer, which can pad.
 
+    Of the model's own generation settings only the token ids remain, so that the same settings apply to every model.
+
     Args:
         source: of `find_models`.
         dtype: of the weights: a name such as `bfloat16`, or `auto` for the stored one.
@@ -103,7 +105,7 @@ def load_model(
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig
 
     from gpt2small_hf.data.tokenizer import load_tokenizer
     from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
@@ -122,7 +124,16 @@ def load_model(
         raise UsageError(f"{name} cannot be loaded: {first}. Name another model, or copy this one again.") from None
     fix = "Copy the tokenizer's files (tokenizer.json, tokenizer_config.json) into the folder of the model."
     tokenizer = load_tokenizer(name, trust_remote_code=trusted, fix=fix)
+    ends: list[Any] = [model.generation_config.eos_token_id, tokenizer.eos_token_id]
+    stops: set[int] = {id for one in ends for id in (one if isinstance(one, list) else [one]) if id is not None}
+    ids: dict[str, Any] = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    model.generation_config = GenerationConfig(eos_token_id=sorted(stops), **ids)
     return model.eval().to(device or _best_device()), tokenizer  # pyright: ignore[reportReturnType, reportArgumentType]
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Return the largest number of tokens that a model takes; 2,048 if its configuration has no limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
 
 
 def weights_sha256(source: ModelSource) -> str:
@@ -227,11 +238,15 @@ def _checkpoint(run: RunFolder, path: Path) -> ModelSource:
 
 
 def _of_hub(name: str) -> ModelSource:
+    from httpx2 import HTTPError
+    from huggingface_hub import HfApi, try_to_load_from_cache
     from transformers.utils.hub import cached_file  # which imports no torch
 
     try:
+        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
+            HfApi().model_info(name, timeout=10)  # without the half minute of repetitions of a download
         config = Path(cached_file(name, "config.json") or "")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPError) as error:
         first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
         raise UsageError(f"{name} does not exist in {Path.cwd()}, and the Hub gave no model ({first}).") from None
     return ModelSource("", "hub", name, _read_config(config)["model_type"], None, None, _needs_remote_code(config))

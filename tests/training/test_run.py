@@ -230,8 +230,9 @@ def test_the_command_ends_with_the_folder_and_the_next_command(tmp_path):
     words = [*tiny_words(tmp_path, tmp_path / "run"), "--max_steps", "3"]
     done = run_script(["-m", "gpt2small_hf", "train", *words], tmp_path)
     assert done.returncode == 0, done.stderr
-    *_, wrote, following = done.stdout.splitlines()
+    *_, wrote, talk, following = done.stdout.splitlines()
     assert wrote.endswith(f"wrote {tmp_path / 'run'}")
+    assert talk == f"next: python -m gpt2small_hf chat {tmp_path / 'run'}"
     assert following == f"next: python -m gpt2small_hf report {tmp_path / 'run'}"
     # ... and that command works.
     words = shlex.split(following.removeprefix("next: "))
