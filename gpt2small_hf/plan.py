@@ -14,9 +14,9 @@ from gpt2small_hf.formatting import byte_size, console_table
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.checkpoint_files import is_complete
-from gpt2small_hf.training.describe import rows_per_step
 from gpt2small_hf.training.inputs import build_run_inputs
 from gpt2small_hf.training.resume import steps_of_branch
+from gpt2small_hf.training.run_record import rows_per_step
 
 
 def estimate(run_config: RunConfig, target: PlanArguments) -> str:

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import CORPUS, REPOSITORY
+from conftest import CORPUS, REPOSITORY, run_script
 
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.commands.sweep import main
 from gpt2small_hf.config.commands import SweepArguments
 from gpt2small_hf.config.recipe import find_recipes
 from gpt2small_hf.config.resolve import read_config
-from gpt2small_hf.errors import UsageError
+from gpt2small_hf.errors import RunStoppedError, UsageError
 from gpt2small_hf.runs.files import read_json, sha256
 from gpt2small_hf.runs.layout import SweepFolder
 from gpt2small_hf.sweep import check_recipes, list_jobs
@@ -94,18 +94,28 @@ ALL_RUNS = {f"{name}-i{i}-t{i}" for name in ("baseline", "hot") for i in (1, 2)}
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """A sweep that was left alone, two runs at a time: its place, and what it printed."""
+    """A sweep that was killed during its second run and given again: its place, and what each command printed.
+
+    Only the sweep is killed: its running training continues, and must end before another sweep can start.
+    """
     place = tmp_path_factory.mktemp("swept")
     write_recipes(place)
-    process = start(place, "--n_jobs", "2")
-    out, err = process.communicate()
-    assert process.returncode == 0, err
-    return place, out
+    process = start(place)
+    wait_for(lambda: (place / "runs/ladder/baseline-i1-t2/resolved.json").exists(), process)
+    process.kill()
+    killed, _ = process.communicate()
+    while True:
+        process = start(place, "--n_jobs", "2")
+        out, err = process.communicate()
+        if process.returncode == 0:
+            return place, killed, out
+        assert "error: another sweep, or a run that it started, trains in runs/ladder." in err
+        time.sleep(0.5)
 
 
 @pytest.mark.slow
 def test_every_run_has_its_own_seeds_and_the_results_are_written(swept):
-    place, out = swept
+    place, _, out = swept
     assert finished(place).keys() == ALL_RUNS
     assert len(set(finished(place).values())) == 6
     folder = SweepFolder(place / "runs" / "ladder")
@@ -118,14 +128,14 @@ def test_every_run_has_its_own_seeds_and_the_results_are_written(swept):
     assert results["hot"]["heldout_loss"] == pytest.approx(sum(losses) / 2, abs=1e-6)
     assert results["hot"]["changes"] == "a higher rate"
     lines = [line for line in out.splitlines() if "held-out" in line and "-t" in line]
-    assert len(lines) == 6
-    assert "5 left, about" in lines[0]
+    assert len(lines) == 4
+    assert "3 left, about" in lines[0]
     assert lines[-1].endswith("the last")
 
 
 @pytest.mark.slow
 def test_repeated_sweep_skips_finished_runs_and_refuses_changed_recipes(swept, monkeypatch, capfd):
-    place, _ = swept
+    place, *_ = swept
     monkeypatch.chdir(place)
     before, words = finished(place), ["ladder", "--seeds", "2"]
     hot = place / "ladder" / "hot.yaml"
@@ -150,23 +160,17 @@ def test_repeated_sweep_skips_finished_runs_and_refuses_changed_recipes(swept, m
 
 
 @pytest.mark.slow
-def test_killed_sweep_resumes_and_ends_with_the_same_weights(swept, tmp_path):
-    """Only the sweep is killed: its running training continues, and must end before another sweep can start."""
-    write_recipes(tmp_path)
-    process = start(tmp_path, "--only", "baseline")
-    wait_for(lambda: (tmp_path / "runs/ladder/baseline-i1-t2/resolved.json").exists(), process)
-    process.kill()
-    process.communicate()
-    while True:
-        process = start(tmp_path, "--only", "baseline", "--n_jobs", "2")
-        out, err = process.communicate()
-        if process.returncode == 0:
-            break
-        assert "error: another sweep, or a run that it started, trains in runs/ladder." in err
-        time.sleep(0.5)
-    assert "4 runs of 1 recipes, 2 of them not finished" in out
-    theirs = finished(swept[0])
-    assert finished(tmp_path) == {name: theirs[name] for name in ALL_RUNS if "hot" not in name}
+def test_killed_sweep_resumes_and_ends_with_the_weights_of_runs_alone(swept):
+    place, killed, out = swept
+    assert "6 runs of 2 recipes, 6 of them not finished" in killed
+    assert "6 runs of 2 recipes, 4 of them not finished" in out
+    for t in (1, 2):  # the run before the kill, and the one that it left without its sweep
+        name, seeds = f"baseline-i1-t{t}", ["--init_seed", "1", "--seed", f"{t}", "--data_seed", f"{t}"]
+        words = ["-m", "gpt2small_hf", "train", "ladder/baseline.yaml", *seeds, "--output_dir", f"alone/{name}"]
+        done = run_script(words, place)
+        assert done.returncode == 0, done.stderr
+        weights = place / "alone" / name / "model" / "model.safetensors"
+        assert sha256(weights) == finished(place)[name]
 
 
 @pytest.mark.slow
@@ -187,29 +191,27 @@ def test_signal_stops_a_sweep_after_its_runs_are_saved(tmp_path, number):
 
 
 @pytest.mark.slow
-def test_a_run_that_does_not_learn_is_a_result_and_one_that_fails_ends_the_sweep(tmp_path):
+def test_a_run_that_does_not_learn_is_a_result_and_one_that_fails_ends_the_sweep(tmp_path, monkeypatch, capfd):
     recipes = write_recipes(tmp_path)
     hot = recipes / "hot.yaml"
     hot.write_text("extends: baseline.yaml\nlearning_rate: 1e30\nmax_bad_steps: 3\n")
-    words = ("--seeds", "1", "--seeds_per_intervention", "1")
-    process = start(tmp_path, *words)
-    out, err = process.communicate()
-    assert process.returncode == 0, err
+    monkeypatch.chdir(tmp_path)
+    words = ["ladder", "--seeds", "1", "--seeds_per_intervention", "1"]
+    main(words)
+    out = capfd.readouterr().out
     assert "hot-i1-t1  stopped: 3 steps in a row were skipped" in out
     row = read_json(tmp_path / "runs/ladder/sweep.json")["recipes"][-1]
     assert (row["recipe"], row["verdict"], row["heldout_loss"]) == ("hot", "stopped", None)
     assert "3 steps in a row were skipped" in row["stopped"][0]["because"]
-    process = start(tmp_path, *words)
-    assert "0 of them not finished" in process.communicate()[0]
+    main(words)
+    assert "0 of them not finished" in capfd.readouterr().out
 
     (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").unlink()
     (tmp_path / "runs/ladder/hot-i1-t1/metrics.jsonl").mkdir()  # nothing can be logged there
     (tmp_path / "runs/ladder/hot-i1-t1.log").unlink()
-    process = start(tmp_path, *words)
-    out, err = process.communicate()
-    assert process.returncode == 3
-    assert "metrics.jsonl: Is a directory" in err
-    assert err.splitlines()[-1].startswith("stopped: hot-i1-t1 failed; its output is in runs/ladder/hot-i1-t1.log.")
+    with pytest.raises(RunStoppedError, match=r"hot-i1-t1 failed; its output is in runs/ladder/hot-i1-t1\.log\."):
+        main(words)
+    assert "metrics.jsonl: Is a directory" in capfd.readouterr().err
 
 
 def test_the_baseline_is_run_with_every_pair_of_seeds_and_each_change_with_pairs_of_equal_ones(tmp_path):

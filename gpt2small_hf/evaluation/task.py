@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gpt2small_hf.runs.json_records import Part
+from gpt2small_hf.runs.typed_json import Part
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,6 @@ from typing import Any
 
 from gpt2small_hf.evaluation.task import EvaluationInputs, Rows, Task
 from gpt2small_hf.formatting import number, perplexity
-from gpt2small_hf.runs.json_records import Part, save_lines
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import MadeBy
 from gpt2small_hf.runs.results import (
@@ -25,6 +24,7 @@ from gpt2small_hf.runs.results import (
     Measures,
     NewText,
 )
+from gpt2small_hf.runs.typed_json import Part, save_lines
 
 # ---- held-out loss -----------------------------------------------------------------------------------------------
 

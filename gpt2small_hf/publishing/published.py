@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import read_json
-from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Json, Part
+from gpt2small_hf.runs.typed_json import SCHEMA_VERSION, Json, Part
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import append_jsonl, drop_torn_line, read_jsonl, write_jsonl
-from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Part, Record
+from gpt2small_hf.runs.typed_json import SCHEMA_VERSION, Part, Record
 
 
 @dataclass(frozen=True, kw_only=True)

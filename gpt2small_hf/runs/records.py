@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.runs.json_records import Json, Part, Record
+from gpt2small_hf.runs.typed_json import Json, Part, Record
 
 # ---- parts of several files -------------------------------------------------------------------------------------
 

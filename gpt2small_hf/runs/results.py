@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpt2small_hf.runs.files import finite
-from gpt2small_hf.runs.json_records import Part, Record
 from gpt2small_hf.runs.records import MadeBy
+from gpt2small_hf.runs.typed_json import Part, Record
 
 # ---- metrics.jsonl and checkpoints ---------------------------------------------------------------------------------
 

@@ -27,9 +27,9 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.runs.files import append_jsonl
-from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.results import MetricsRow, Sample
+from gpt2small_hf.runs.typed_json import save_lines
 from gpt2small_hf.training.progress import ProgressLine
 
 SECONDS_BETWEEN_CHARTS = 60

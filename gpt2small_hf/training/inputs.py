@@ -45,7 +45,7 @@ from gpt2small_hf.training.base_model import (
     initial_seed,
     load_base,
 )
-from gpt2small_hf.training.processes import run_on_rank_0
+from gpt2small_hf.training.distributed import run_on_rank_0
 from gpt2small_hf.training.resume import settings_to_resume
 
 STEPS_PER_EPOCH = 10

@@ -27,9 +27,9 @@ from gpt2small_hf.evaluation.heldout import seen_in_training
 from gpt2small_hf.formatting import byte_size, console_table, counted
 from gpt2small_hf.report.notes import CHATS_TO_JUDGE_BY
 from gpt2small_hf.training import budget
-from gpt2small_hf.training.describe import tokens_per_step
 from gpt2small_hf.training.inputs import RunInputs
 from gpt2small_hf.training.model_checks import Check, Sample, check_model, supervised
+from gpt2small_hf.training.run_record import tokens_per_step
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
 

@@ -16,12 +16,12 @@ from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import check_writable, is_leftover
-from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
 from gpt2small_hf.runs.reader import progress_of, read_resolved
 from gpt2small_hf.runs.records import DeviceFacts, Resolved
 from gpt2small_hf.runs.results import MetricsRow, Sample
+from gpt2small_hf.runs.typed_json import save_lines
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_complete, step_of, why_not
 
 # Settings that affect neither the weights nor which of them are kept. All others are compared, including those that

@@ -27,11 +27,11 @@ from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
 from gpt2small_hf.report.charts import draw_charts
-from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder, number_of
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.runs.results import MetricsRow
+from gpt2small_hf.runs.typed_json import save_lines
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of, steps_for_tokens
 from gpt2small_hf.training.callbacks import (
@@ -43,13 +43,12 @@ from gpt2small_hf.training.callbacks import (
     unsharded_model,
 )
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, is_scheduled
-from gpt2small_hf.training.describe import count_parameters, describe_run, tokens_per_step
+from gpt2small_hf.training.distributed import check_launch, run_on_rank_0
 from gpt2small_hf.training.finalize import finalize, merge_adapter
 from gpt2small_hf.training.health import HealthCallback
 from gpt2small_hf.training.inputs import RunInputs, build_run_inputs
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.preflight import preflight, show
-from gpt2small_hf.training.processes import check_launch, run_on_rank_0
 from gpt2small_hf.training.progress import ProgressLine
 from gpt2small_hf.training.resume import (
     check_folder,
@@ -59,6 +58,7 @@ from gpt2small_hf.training.resume import (
     steps_of_branch,
 )
 from gpt2small_hf.training.run_folder import start_folder, training_in
+from gpt2small_hf.training.run_record import count_parameters, describe_run, tokens_per_step
 from gpt2small_hf.training.trainer import CausalLMTrainer
 from gpt2small_hf.training.trainer_arguments import training_arguments
 

@@ -2,7 +2,8 @@
 
 A push is half a second of work after four of imports. So one process imports, waits, and forks for each command, whose
 arguments, folder, streams, exit status, death and `HF_ENDPOINT` are its own. What else the Hub's client reads once, at
-import, it shares with the others: `HF_HOME`, no `HF_HUB_OFFLINE`, no Xet. A command for which these matter starts cold.
+import, it shares with the others: `HF_HOME`, no `HF_HUB_OFFLINE`. One process is for commands with Xet, whose library
+reads its variables in each command, and one for those without. A command with `cold=True` imports everything itself.
 
 PYTEST_DONT_REWRITE: test files import this one before they name it as a plugin.
 """
@@ -174,20 +175,22 @@ def environment(url: str, home: Path, *, xet: bool) -> dict[str, str]:
 class Push:
     """`push(*words)` runs `python upload/push.py` with these words, in `place`, against a server."""
 
-    def __init__(self, url: str, waiting: Waiting | None, place: Path) -> None:
+    def __init__(self, url: str, waiting: Callable[[bool], Waiting], place: Path) -> None:
+        """`waiting` returns the process that forks for commands with Xet (True) or without."""
         self.url, self.waiting, self.place, self.count = url, waiting, place, 0
 
     def start(
         self, *words: str, token: str | None = TOKEN, cold: bool = False, xet: bool = False, **given: str
     ) -> Command:
-        """Start a command; a cold one imports everything itself, with variables `given` it alone."""
-        assert cold or not (xet or given)
+        """Start a command, with variables `given` it alone, which must not be those that are read at import."""
         self.count += 1
         out, err, home = (self.place / f"{name}{self.count}" for name in ("stdout", "stderr", "home"))
         out.touch(), err.touch()
         given = {**given, **({"HF_TOKEN": token} if token else {})}
-        if self.waiting is not None and not cold:
-            return self.waiting.start(list(words), self.place, {**given, "HF_ENDPOINT": self.url}, out, err)
+        if not cold:
+            if xet:  # or what another command has sent is not sent again
+                given["HF_HOME"] = str(home)
+            return self.waiting(xet).start(list(words), self.place, {**given, "HF_ENDPOINT": self.url}, out, err)
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, str(PUSH), *words],
@@ -214,12 +217,14 @@ class DryRun:
 
 
 @pytest.fixture(scope="session")
-def dry_run(tiny_run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> DryRun:
+def dry_run(
+    tiny_run: RunFolder, waiting: Callable[[bool], Waiting], tmp_path_factory: pytest.TempPathFactory
+) -> DryRun:
     """`tiny_run` after a dry run of publishing it as you/tiny. Not to be changed."""
     place = tmp_path_factory.mktemp("dry_run")
     shutil.copytree(tiny_run.root, place / "runs" / "short")
     with HubServer() as hub:
-        done = Push(hub.url, None, place)("runs/short", REPO, "--dry_run", token=None, cold=True)
+        done = Push(hub.url, waiting, place)("runs/short", REPO, "--dry_run", token=None)
         return DryRun(place, done, hub.requests)
 
 
@@ -231,15 +236,22 @@ def run(dry_run: DryRun, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture(scope="session")
-def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
-    """The process that forks for each command."""
-    waiting = Waiting(tmp_path_factory.mktemp("waiting") / "home")
-    yield waiting
-    waiting.end()
+def waiting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[bool], Waiting]]:
+    """The processes that fork for each command, with Xet (True) or without; each starts when it is first needed."""
+    started: dict[bool, Waiting] = {}
+
+    def of(xet: bool) -> Waiting:
+        if xet not in started:
+            started[xet] = Waiting(tmp_path_factory.mktemp("waiting") / "home", xet=xet)
+        return started[xet]
+
+    yield of
+    for process in started.values():
+        process.end()
 
 
 @pytest.fixture
-def push(hub: HubServer, waiting: Waiting, tmp_path: Path) -> Push:
+def push(hub: HubServer, waiting: Callable[[bool], Waiting], tmp_path: Path) -> Push:
     """Commands in `tmp_path` against `hub`."""
     return Push(hub.url, waiting, tmp_path)
 

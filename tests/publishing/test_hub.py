@@ -46,14 +46,14 @@ def assert_published(hub: HubServer, run: RunFolder, commits: int = 1) -> None:
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 def test_push_killed_during_the_upload_is_completed_by_the_same_command(hub, push, run, xet):
     pause = hub.pause("/v1/xorbs/" if xet else f"/lfs/whole/{sha256(run.model / 'model.safetensors')}")
-    command = push.start(*QUICK, cold=xet, xet=xet)
+    command = push.start(*QUICK, xet=xet)
     command.reach(pause)
     command.kill()
     pause.hang_up()
     hub.settle()
     assert_untouched(hub)
     assert not run.published.exists()
-    assert push(*QUICK, cold=xet, xet=xet).status == 0
+    assert push(*QUICK, xet=xet).status == 0
     assert_published(hub, run)
 
 
@@ -176,7 +176,7 @@ def test_refusal_of_the_lfs_batch_is_not_reported_as_a_card_error(hub, push, run
 
 def test_xet_storage_without_answer_ends_the_push_in_one_line(hub, push, run):
     hub.inject("xorb", "silent", times=-1)
-    done = push(*QUICK, cold=True, xet=True, HF_XET_CLIENT_READ_TIMEOUT="1s", HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1")
+    done = push(*QUICK, xet=True, HF_XET_CLIENT_READ_TIMEOUT="1s", HF_XET_CLIENT_RETRY_MAX_ATTEMPTS="1")
     assert done.status == 4
     assert done.refusal.startswith(f"nothing was published to {REPO}: storage (Xet): ")
     assert done.seconds < 60
@@ -264,7 +264,7 @@ FULL = {"X-Error-Message": "Private repository storage limit reached"}
 def test_refusal_for_lack_of_storage_shows_the_message_of_the_hub(hub, push, run, path, xet, said):
     hub.create(REPO, private=True)
     hub.fail(path, status=403, times=-1, headers=FULL, body={"error": FULL["X-Error-Message"]})
-    done = push(*QUICK, cold=xet, xet=xet)
+    done = push(*QUICK, xet=xet)
     assert (done.status, done.refusal) == (4, said + FULL["X-Error-Message"])
     assert len(hub.landed) == 1 + (path == "/tag/")
 
@@ -300,7 +300,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("files", "what"), OTHERS.values(), ids=OTHERS)
-def test_other_model_is_replaced_only_with_the_flag_and_tagged(hub, push, run, files, what):
+def test_other_model_is_not_overwritten(hub, push, run, files, what):
     hub.create(REPO)
     hub.commit(REPO, {**files, "fox.png": b"a picture\0"})
     before, head = hub.files(REPO), hub.landed[-1].oid
@@ -314,6 +314,14 @@ def test_other_model_is_replaced_only_with_the_flag_and_tagged(hub, push, run, f
     assert hub.files(REPO) == before
     assert (len(hub.landed), hub.repos[REPO].private, hub.repos[REPO].tags) == (2, False, {})
 
+
+@pytest.mark.parametrize("name", ["llama", "shards", "gguf"])
+def test_other_model_is_replaced_with_the_flag_and_tagged(hub, push, run, name):
+    files, what = OTHERS[name]
+    hub.create(REPO)
+    hub.commit(REPO, {**files, "fox.png": b"a picture\0"})
+    before, head = hub.files(REPO), hub.landed[-1].oid
+    tag = f"before-{head[:8]}"
     hub.fail("/commit/", status=400)  # the tag is set before the commit, and once
     assert push(*QUICK, "--replace").status == 4
     assert hub.repos[REPO].tags == {tag: head}
@@ -426,7 +434,7 @@ def while_weights_go_up(hub: HubServer, push: Push, run: RunFolder, files: dict[
 def test_gitignore_that_excludes_a_file_is_refused_before_the_upload(hub, push, run, rules, said, xet):
     hub.create(REPO)
     hub.commit(REPO, {".gitignore": rules})
-    done = push(*QUICK, cold=xet, xet=xet)
+    done = push(*QUICK, xet=xet)
     assert done.status == 2
     assert done.refusal == (
         f".gitignore of {REPO} {said}, so the commit would be incomplete. Remove the rule on the Hub, or use another "
@@ -436,7 +444,7 @@ def test_gitignore_that_excludes_a_file_is_refused_before_the_upload(hub, push, 
     assert asked(hub, "/commit/", "/branch/", "/settings", "xet-write-token") == []
     assert published(hub) == {".gitignore": rules}
     hub.commit(REPO, {".gitignore": b"checkpoint-*/\n*.pt\n"})  # rules that concern none of our files
-    assert push(*QUICK, "--replace_card", cold=xet, xet=xet).status == 0
+    assert push(*QUICK, "--replace_card", xet=xet).status == 0
     assert published(hub) == {**contents(run.staged), ".gitignore": b"checkpoint-*/\n*.pt\n"}
 
 

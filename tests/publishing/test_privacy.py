@@ -1,10 +1,7 @@
 """What of a run is removed before it is published: folders, hosts, accounts and credentials."""
 
 import json
-import shutil
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,28 +13,9 @@ from gpt2small_hf.publishing.privacy import scrub, scrub_command
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.secret_scan import is_secret
 from gpt2small_hf.publishing.source import find_source
-from gpt2small_hf.publishing.stage import stage
-from gpt2small_hf.runs.files import atomic_write, read_json, sha256, write_json
-from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.provenance import made_by
-
-RESULTS = {"resolved.json", "evaluation/heldout.json", "evaluation/completions.json"}
-
-
-@pytest.fixture
-def run(tiny_run, tmp_path, monkeypatch) -> RunFolder:
-    """A copy of the finished run as runs/short, seen from above `runs/` as from a checkout."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_run.root, "runs/short")
-    return RunFolder(Path("runs/short"))
-
-
-def staged(name: Path, **more: Any) -> Path:
-    """Stage what has this name, as push.py does: whole or not at all."""
-    with atomic_write(Path("out/staged")) as folder:
-        stage(find_source(name), folder, **more)
-    return Path("out/staged")
-
+from publishing.staging import RESULTS, staged
 
 HOME, USER = "/home/ada lovelace", "ada"
 
@@ -157,8 +135,8 @@ def test_hub_ids_are_published_in_full_only_if_everybody_may_see_them(address):
     assert "acme" not in scrub(address.format("acme/texts"), {"ada/texts"})
 
 
-def test_local_tokenizer_that_is_gone_is_not_taken_for_a_model_of_the_hub(run):
-    resolved = read_json(run.resolved)
+def test_local_tokenizer_that_is_gone_is_not_taken_for_a_model_of_the_hub(short_run):
+    resolved = read_json(short_run.resolved)
     command = "python train.py a.yaml --tokenizer acme/words"
     made = {**resolved["made_by"], "command": command}
     for of_hub in (False, True):
@@ -166,18 +144,18 @@ def test_local_tokenizer_that_is_gone_is_not_taken_for_a_model_of_the_hub(run):
             **resolved["data"],
             "tokenizer": {**resolved["data"]["tokenizer"], "name": "acme/words", "of_hub": of_hub},
         }
-        write_json(run.resolved, {**resolved, "data": data, "made_by": made})
-        source = find_source(run.root)
+        write_json(short_run.resolved, {**resolved, "data": data, "made_by": made})
+        source = find_source(short_run.root)
         linked = linked_repositories(source, Publication("you/short"))
         assert linked == ([("model", "acme/words")] if of_hub else [])
-        folder = staged(run.root)
+        folder = staged(short_run.root)
         for text in (render(source, folder, Publication("you/short")), (folder / "resolved.json").read_text()):
             assert ("acme" in text) == of_hub
 
 
 @pytest.mark.parametrize("private", [[], ["acme/base"], ["acme/base", "acme/falcon", "acme/words"]])
-def test_account_of_a_private_repository_is_in_no_staged_file(private, run):
-    resolved = read_json(run.resolved)
+def test_account_of_a_private_repository_is_in_no_staged_file(private, short_run):
+    resolved = read_json(short_run.resolved)
     train = [{"dataset": "acme/falcon", "config": None, "split": "train", "revision": "0" * 40}]
     data = {**resolved["data"], "sources": {"train": train}}
     data["tokenizer"] = {**data["tokenizer"], "name": "acme/words", "of_hub": True}
@@ -185,12 +163,12 @@ def test_account_of_a_private_repository_is_in_no_staged_file(private, run):
     base = {"init_from": "acme/base", "of_hub": True, "sha256": "0" * 64}
     given = {**resolved["run"], "init_from": "acme/base"}
     made = {**resolved["made_by"], "command": command}
-    write_json(run.resolved, {**resolved, "run": given, "base": base, "data": data, "made_by": made})
-    source, hidden = find_source(run.root), frozenset(private)
+    write_json(short_run.resolved, {**resolved, "run": given, "base": base, "data": data, "made_by": made})
+    source, hidden = find_source(short_run.root), frozenset(private)
     assert linked_repositories(source, Publication("you/short")) == [
         *(("dataset", "acme/falcon"), ("model", "acme/base"), ("model", "acme/words"))
     ]
-    folder = staged(run.root, private=hidden)
+    folder = staged(short_run.root, private=hidden)
     card = render(source, folder, Publication("you/short", private=hidden))
     for name in ("acme/base", "acme/falcon", "acme/words"):
         for text in (card, (folder / "resolved.json").read_text()):
@@ -292,15 +270,15 @@ def test_two_files_of_one_name_keep_a_hash_each():
     assert all(name.startswith("texts.jsonl") for name in told)
 
 
-def test_what_a_model_or_user_wrote_is_published_as_it_was_written(run):
+def test_what_a_model_or_user_wrote_is_published_as_it_was_written(short_run):
     program = "#!/usr/bin/env python\nopen('/etc/ssl/x.pem')\n{{ 'Q:\\nA' }}"
-    completions = read_json(run.completions)
+    completions = read_json(short_run.completions)
     completions["completions"][0]["greedy"] = program
-    write_json(run.completions, completions)
-    resolved = read_json(run.resolved)
+    write_json(short_run.completions, completions)
+    resolved = read_json(short_run.resolved)
     resolved["run"]["prompts"] = [program]
-    write_json(run.resolved, resolved | {"data": resolved["data"] | {"template": program}})
-    folder = staged(run.root)
+    write_json(short_run.resolved, resolved | {"data": resolved["data"] | {"template": program}})
+    folder = staged(short_run.root)
     assert read_json(folder / "evaluation" / "completions.json")["completions"][0]["greedy"] == program
     told = read_json(folder / "resolved.json")
     assert told["run"]["prompts"] == [program]
@@ -338,7 +316,7 @@ def test_whatever_the_settings_are_they_stay_as_many_and_can_be_written_down(set
         assert len(published) == sum(not key.endswith("_token") for key in settings)
 
 
-def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(run, tmp_path, monkeypatch):
+def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(short_run, tmp_path, monkeypatch):
     home = tmp_path / "homes" / "Ada L"
     (home / "my recipes").mkdir(parents=True)
     recipe = home / "my recipes" / "short run.yaml"
@@ -354,17 +332,18 @@ def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(
         "/scratch/Ada L",
     ]
     monkeypatch.setattr(sys, "argv", [f"{home}/checkout/train.py", *words])
-    resolved = read_json(run.resolved)
+    resolved = read_json(short_run.resolved)
     resolved["run"] |= {"output_dir": f"{home}/runs/x", "data_dir": "../Ada L/data"}
     resolved["trainer"] |= {"hub_token": "a secret", "output_dir": f"{home}/runs/x/checkpoints"}
     resolved["data"]["sources"]["train"][0]["file"] = f"{home}/texts/a.jsonl"
-    write_json(run.resolved, {**resolved, "made_by": made_by([recipe]).to_json()})
-    heldout = read_json(run.heldout)
+    write_json(short_run.resolved, {**resolved, "made_by": made_by([recipe]).to_json()})
+    heldout = read_json(short_run.heldout)
     inputs = {
-        f"{home}/runs/x/{name}": sha256(run.root / name) for name in ("model/model.safetensors", "model/tokenizer.json")
+        f"{home}/runs/x/{name}": sha256(short_run.root / name)
+        for name in ("model/model.safetensors", "model/tokenizer.json")
     }
-    write_json(run.heldout, {**heldout, "made_by": {**made_by().to_json(), "inputs": inputs}})
-    folder = staged(run.root)
+    write_json(short_run.heldout, {**heldout, "made_by": {**made_by().to_json(), "inputs": inputs}})
+    folder = staged(short_run.root)
     published = "".join((folder / name).read_text(encoding="utf-8") for name in sorted(RESULTS))
     assert str(home) not in published
     assert "Ada" not in published
@@ -375,4 +354,4 @@ def test_the_published_settings_hold_neither_the_home_folder_nor_the_users_name(
         "python train.py 'short run.yaml' --text a.jsonl --output_dir=x --data_dir user"
     )
     assert told["data"]["sources"]["train"][0]["file"] == "a.jsonl"
-    assert told["model"] == read_json(run.resolved)["model"]
+    assert told["model"] == read_json(short_run.resolved)["model"]

@@ -151,7 +151,7 @@ def test_second_push_of_the_same_run_makes_no_commit(hub, push, run):
 
 @slow
 def test_push_over_xet_with_json_prints_only_the_record(hub, push, run):
-    done = push(*QUICK, "--json", cold=True, xet=True)
+    done = push(*QUICK, "--json", xet=True)
     assert done.status == 0, done.err
     assert asked(hub, "/v1/xorbs/")
     assert published(hub) == contents(run.staged)
@@ -477,7 +477,7 @@ def test_pull_request_leaves_main_and_an_edited_card_unchanged(hub, push, run):
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 def test_pull_request_needs_no_write_access_and_is_reused(hub, push, run, xet):
     hub.create(REPO)
-    repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "cold": xet, "xet": xet}
+    repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "xet": xet}
     refused = push(*QUICK, "--create_pr", "--public", token=OTHER_TOKEN)
     assert (refused.status, repo.discussions) == (3, {})
     assert "has read access to you/tiny only" in refused.refusal

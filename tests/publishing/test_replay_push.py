@@ -1,5 +1,6 @@
 """Some of the cases of `benchmarks/replay_push.py`, so that it still runs and pushes still pass it."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
-def place(waiting: Waiting, dry_run: DryRun, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def place(waiting: Callable[[bool], Waiting], dry_run: DryRun, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Of cases over LFS, with a run that was staged before."""
-    place = Place(tmp_path_factory.mktemp("replay") / "lfs", "lfs", dry_run.place / "runs" / "short", waiting)
+    place = Place(tmp_path_factory.mktemp("replay") / "lfs", "lfs", dry_run.place / "runs" / "short", waiting(False))
     place.staged(SCENARIOS["new"]).symlink_to(dry_run.place)
     return place
 

@@ -15,17 +15,8 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.publishing.source import checkpoints, find_source
 from gpt2small_hf.runs.files import read_json, sha256, write_json
-from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.checkpoint_files import write_manifest
-
-
-@pytest.fixture
-def run(tiny_run, tmp_path, monkeypatch) -> RunFolder:
-    """A copy of the finished run as runs/short, seen from above `runs/` as from a checkout."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_run.root, "runs/short")
-    return RunFolder(Path("runs/short"))
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -35,96 +26,103 @@ def files(folder: Path) -> dict[Path, bytes]:
 # ---- runs -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_its_kept_model_at_its_last_step(run):
-    before = files(run.root)
-    source = find_source(run.root)
-    assert (source.name, source.model, source.root, source.run_folder) == ("short", run.model, run.root, run)
+def test_a_run_is_its_kept_model_at_its_last_step(short_run):
+    before = files(short_run.root)
+    source = find_source(short_run.root)
+    assert (source.name, source.model, source.root, source.run_folder) == (
+        "short",
+        short_run.model,
+        short_run.root,
+        short_run,
+    )
     assert (source.step, source.is_checkpoint, source.converted) == (20, False, None)
     assert source.label == "short step 20"
     assert source.run is not None
-    assert source.run.resolved.to_json() == read_json(run.resolved)
-    assert files(run.root) == before
+    assert source.run.resolved.to_json() == read_json(short_run.resolved)
+    assert files(short_run.root) == before
 
 
 @pytest.mark.parametrize("where", ["runs/short/model", "runs/short/model/", "./runs/../runs/short/model"])
-def test_the_model_folder_of_a_run_is_the_run(run, where):
+def test_the_model_folder_of_a_run_is_the_run(short_run, where):
     source = find_source(Path(where))
     assert (source.name, source.step, source.is_checkpoint) == ("short", 20, False)
-    assert source.run_folder.published.resolve() == run.published.resolve()
+    assert source.run_folder.published.resolve() == short_run.published.resolve()
 
 
-def test_the_model_folder_of_a_run_is_the_run_also_when_named_from_within_it(run, monkeypatch):
-    monkeypatch.chdir(run.root)
+def test_the_model_folder_of_a_run_is_the_run_also_when_named_from_within_it(short_run, monkeypatch):
+    monkeypatch.chdir(short_run.root)
     source = find_source(Path("model"))
     assert (source.name, source.step) == ("short", 20)
     assert source.model.is_dir()
 
 
-def test_a_run_is_also_found_in_a_home_folder_and_through_a_link(run, monkeypatch):
+def test_a_run_is_also_found_in_a_home_folder_and_through_a_link(short_run, monkeypatch):
     monkeypatch.setenv("HOME", str(Path.cwd()))
-    Path("latest").symlink_to(run.root)
+    Path("latest").symlink_to(short_run.root)
     for name in ("~/runs/short", "latest"):
         source = find_source(Path(name))
         assert (source.name, source.step) == ("short", 20)
 
 
-def test_a_checkpoint_is_found_with_its_run_and_step(run):
-    source = find_source(run.checkpoints / "checkpoint-10")
+def test_a_checkpoint_is_found_with_its_run_and_step(short_run):
+    source = find_source(short_run.checkpoints / "checkpoint-10")
     assert (source.name, source.step, source.is_checkpoint) == ("short", 10, True)
-    assert source.model == run.checkpoints / "checkpoint-10"
-    assert source.run_folder.root.resolve() == run.root.resolve()
+    assert source.model == short_run.checkpoints / "checkpoint-10"
+    assert source.run_folder.root.resolve() == short_run.root.resolve()
     assert source.label == "short step 10"
 
 
-def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(run, capsys):
-    assert [source.step for source in checkpoints(run)] == [10, 20]
-    (run.checkpoints / "checkpoint-10").rename(run.checkpoints / "checkpoint-30")  # by step, and not by name
-    assert [source.step for source in checkpoints(run)] == [10, 20]
-    weights = run.checkpoints / "checkpoint-30" / "model.safetensors"
+def test_the_checkpoints_of_a_run_come_by_step_and_without_what_is_damaged(short_run, capsys):
+    assert [source.step for source in checkpoints(short_run)] == [10, 20]
+    (short_run.checkpoints / "checkpoint-10").rename(
+        short_run.checkpoints / "checkpoint-30"
+    )  # by step, and not by name
+    assert [source.step for source in checkpoints(short_run)] == [10, 20]
+    weights = short_run.checkpoints / "checkpoint-30" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert [source.step for source in checkpoints(run)] == [20]
+    assert [source.step for source in checkpoints(short_run)] == [20]
     assert "skipping runs/short/checkpoints/checkpoint-30: it is damaged" in capsys.readouterr().err
 
 
-def test_source_of_an_unfinished_run_is_its_latest_complete_checkpoint(run, capsys):
-    run.heldout.unlink()
-    source = find_source(run.root)
+def test_source_of_an_unfinished_run_is_its_latest_complete_checkpoint(short_run, capsys):
+    short_run.heldout.unlink()
+    source = find_source(short_run.root)
     assert (source.step, source.is_checkpoint) == (20, True)
-    assert source.model == run.checkpoints / "checkpoint-20"
+    assert source.model == short_run.checkpoints / "checkpoint-20"
     assert (
-        find_source(run.model).model == source.model
+        find_source(short_run.model).model == source.model
     )  # what is in model/ of a run that did not finish is nobody's word
-    weights = run.checkpoints / "checkpoint-20" / "model.safetensors"
+    weights = short_run.checkpoints / "checkpoint-20" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    source = find_source(run.root)
+    source = find_source(short_run.root)
     assert (source.step, source.is_checkpoint) == (10, True)
     assert "skipping runs/short/checkpoints/checkpoint-20: it is damaged" in capsys.readouterr().err
 
 
-def test_an_unfinished_run_without_a_checkpoint_is_refused(run):
-    run.heldout.unlink()
-    shutil.rmtree(run.checkpoints)
+def test_an_unfinished_run_without_a_checkpoint_is_refused(short_run):
+    short_run.heldout.unlink()
+    shutil.rmtree(short_run.checkpoints)
     with pytest.raises(UsageError, match=r"runs/short is not finished and has no checkpoint\. Resume it"):
-        find_source(run.root)
+        find_source(short_run.root)
 
 
-def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(run):
-    for path in run.checkpoints.glob("*"):
+def test_adapters_are_refused_as_a_checkpoint_and_as_that_of_an_unfinished_run(short_run):
+    for path in short_run.checkpoints.glob("*"):
         (path / "model.safetensors").rename(path / "adapter_model.safetensors")
         write_manifest(path, scheduled=True)
     said = r"checkpoint-20 has only adapters\. Publish the finished run, whose model has them merged\."
     with pytest.raises(UsageError, match=said):
-        find_source(run.checkpoints / "checkpoint-20")
-    assert find_source(run.root).step == 20  # the finished run's model has them merged
-    run.heldout.unlink()
+        find_source(short_run.checkpoints / "checkpoint-20")
+    assert find_source(short_run.root).step == 20  # the finished run's model has them merged
+    short_run.heldout.unlink()
     with pytest.raises(UsageError, match=said):
-        find_source(run.root)
+        find_source(short_run.root)
 
 
-def test_a_checkpoint_that_was_not_written_to_its_end_is_refused(run):
-    (run.checkpoints / "checkpoint-10" / "trainer_state.json").unlink()
+def test_a_checkpoint_that_was_not_written_to_its_end_is_refused(short_run):
+    (short_run.checkpoints / "checkpoint-10" / "trainer_state.json").unlink()
     with pytest.raises(UsageError, match=r"checkpoint-10 is not a complete checkpoint: it has no trainer_state\.json"):
-        find_source(run.checkpoints / "checkpoint-10")
+        find_source(short_run.checkpoints / "checkpoint-10")
 
 
 @pytest.mark.slow
@@ -157,18 +155,18 @@ def test_a_run_that_keeps_its_best_step_is_of_the_step_whose_weights_it_kept(sav
 
 
 @pytest.mark.parametrize("which", ["runs/short", "runs/short/model", "runs/short/checkpoints/checkpoint-10"])
-def test_another_tokenizer_than_its_own_cannot_be_named_for_a_run(which, run):
+def test_another_tokenizer_than_its_own_cannot_be_named_for_a_run(which, short_run):
     with pytest.raises(UsageError, match=r"runs/short is a run and has its own tokenizer\. Omit --tokenizer\."):
         find_source(Path(which), "words")
 
 
-def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
-    shutil.rmtree(run.model)
+def test_a_finished_run_whose_model_was_taken_away_is_refused(short_run):
+    shutil.rmtree(short_run.model)
     with pytest.raises(
         UsageError, match=r"runs/short/model does not exist\. Restore it, or publish a checkpoint of the run\."
     ):
-        find_source(run.root)
-    assert find_source(run.checkpoints / "checkpoint-20").step == 20
+        find_source(short_run.root)
+    assert find_source(short_run.checkpoints / "checkpoint-20").step == 20
 
 
 @pytest.mark.parametrize(
@@ -185,36 +183,36 @@ def test_a_finished_run_whose_model_was_taken_away_is_refused(run):
         ),
     ],
 )
-def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, run):
-    (run.root / name).write_text(content)
+def test_a_run_of_which_files_are_not_whole_is_refused_by_their_name(name, content, said, short_run):
+    (short_run.root / name).write_text(content)
     with pytest.raises(UsageError) as refusal:
-        find_source(run.root)
+        find_source(short_run.root)
     assert str(refusal.value).startswith(f"runs/short/{name}{said}")
 
 
 # ---- other folders ----------------------------------------------------------------------------------------------
 
 
-def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(run):
-    shutil.copytree(run.model, "elsewhere/mine")
+def test_a_bare_folder_of_ours_is_published_without_a_run_and_left_as_it_is(short_run):
+    shutil.copytree(short_run.model, "elsewhere/mine")
     before = files(Path("elsewhere"))
     source = find_source(Path("elsewhere/mine"))
     assert (source.name, source.label, source.model) == ("mine", "mine", Path("elsewhere/mine"))
     assert (source.run, source.step, source.converted, source.is_checkpoint) == (None, None, None, False)
     assert source.run_folder.staged == Path("runs/mine/staged")
     assert files(Path("elsewhere")) == before
-    assert list(Path("runs").iterdir()) == [run.root]
+    assert list(Path("runs").iterdir()) == [short_run.root]
 
 
-def test_published_folder_with_resolved_json_is_a_model_not_a_run(run):
-    shutil.copytree(run.model, "published")
-    shutil.copyfile(run.resolved, "published/resolved.json")
+def test_published_folder_with_resolved_json_is_a_model_not_a_run(short_run):
+    shutil.copytree(short_run.model, "published")
+    shutil.copyfile(short_run.resolved, "published/resolved.json")
     source = find_source(Path("published"))
     assert (source.name, source.run, source.model) == ("published", None, Path("published"))
 
 
-def test_a_folder_called_as_a_run_is_refused_lest_their_files_mix(run):
-    shutil.copytree(run.model, "elsewhere/short")
+def test_a_folder_called_as_a_run_is_refused_lest_their_files_mix(short_run):
+    shutil.copytree(short_run.model, "elsewhere/short")
     with pytest.raises(UsageError, match=r"runs/short is a run of the same name\. Rename elsewhere/short"):
         find_source(Path("elsewhere/short"))
 
@@ -320,25 +318,25 @@ def test_settings_that_are_none_are_refused_before_anything_is_converted(content
 # ---- what is no model -------------------------------------------------------------------------------------------
 
 
-def test_a_name_that_does_not_exist_is_refused_with_one_that_might(run):
+def test_a_name_that_does_not_exist_is_refused_with_one_that_might(short_run):
     with pytest.raises(UsageError, match=r"^runs/shrot does not exist\. Name a run folder, such as runs/tiny, or one"):
         find_source(Path("runs/shrot"))
 
 
-def test_a_file_is_refused_with_the_reason(run):
+def test_a_file_is_refused_with_the_reason(short_run):
     with pytest.raises(UsageError, match=r"^runs/short/model/model\.safetensors is a file\. Name its folder"):
-        find_source(run.model / "model.safetensors")
+        find_source(short_run.model / "model.safetensors")
 
 
-def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(run):
+def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(short_run):
     with pytest.raises(
         UsageError, match=r"^runs/short/charts cannot be converted: it is not a model: expected config\.json"
     ):
-        find_source(run.root / "charts")
-    assert list(Path("runs").iterdir()) == [run.root]
+        find_source(short_run.root / "charts")
+    assert list(Path("runs").iterdir()) == [short_run.root]
 
 
-def test_a_folder_around_runs_checkpoints_or_data_is_refused_with_their_names(run):
+def test_a_folder_around_runs_checkpoints_or_data_is_refused_with_their_names(short_run):
     for name in "bcdefg":
         (Path("runs") / name).mkdir()
         (Path("runs") / name / "resolved.json").touch()
@@ -356,7 +354,7 @@ def test_a_folder_around_runs_checkpoints_or_data_is_refused_with_their_names(ru
         assert said in str(refused.value)
 
 
-def test_a_run_whose_settings_are_not_json_is_refused_by_the_files_name(run):
-    run.resolved.write_text(json.dumps({"run": {}})[:-1])
+def test_a_run_whose_settings_are_not_json_is_refused_by_the_files_name(short_run):
+    short_run.resolved.write_text(json.dumps({"run": {}})[:-1])
     with pytest.raises(UsageError, match=r"runs/short/resolved\.json is not valid JSON"):
-        find_source(run.root)
+        find_source(short_run.root)

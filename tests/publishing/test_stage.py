@@ -26,22 +26,14 @@ from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.publishing.stage import is_loaded, is_pushed_file, list_files, make_readable, stage, stage_native
-from gpt2small_hf.runs.files import atomic_write, read_json, read_jsonl, sha256, write_json, write_jsonl
+from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
+from publishing.staging import RESULTS, staged
 
 CODE_FILES = {"configuration_gpt2small.py", "cpu_linear.py", "gpt.py", "modeling_gpt2small.py"}
 MODEL = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
 CHARTS = {f"charts/{name}.png" for name in ("loss", "grad_norm", "learning_rate", "throughput")}
-RESULTS = {"resolved.json", "evaluation/heldout.json", "evaluation/completions.json"}
-
-
-@pytest.fixture
-def run(tiny_run, tmp_path, monkeypatch) -> RunFolder:
-    """A copy of the finished run as runs/short, seen from above `runs/` as from a checkout."""
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(tiny_run.root, "runs/short")
-    return RunFolder(Path("runs/short"))
 
 
 @pytest.fixture
@@ -50,13 +42,6 @@ def bare(tiny_run, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(tiny_run.model, "mine")
     return Path("mine")
-
-
-def staged(name: Path, **more: Any) -> Path:
-    """Stage what has this name, as push.py does: whole or not at all."""
-    with atomic_write(Path("out/staged")) as folder:
-        stage(find_source(name), folder, **more)
-    return Path("out/staged")
 
 
 def refusal(name: Path) -> str:
@@ -85,29 +70,29 @@ def poke(path: Path, value: float) -> str:
 # ---- what goes in -----------------------------------------------------------------------------------------------
 
 
-def test_of_a_run_exactly_what_is_on_the_list_is_staged_whatever_lies_beside_it(run):
+def test_of_a_run_exactly_what_is_on_the_list_is_staged_whatever_lies_beside_it(short_run):
     for name in ("notes.txt", ".env", "stray.py", "README.md", "LICENSE", "tokenizer.model", "model.safetensors.old"):
-        (run.model / name).write_text("private")
+        (short_run.model / name).write_text("private")
     for name in ("model/custom_generate/generate.py", "evaluation/answers.jsonl", "evaluation/private.json"):
-        (run.root / name).parent.mkdir(exist_ok=True)
-        (run.root / name).write_text("private")
+        (short_run.root / name).parent.mkdir(exist_ok=True)
+        (short_run.root / name).write_text("private")
     for name in ("charts/loss.svg", "charts/me.png", ".env", "notes.txt", "published.json"):
-        (run.root / name).write_text("private")
-    folder = staged(run.root)
+        (short_run.root / name).write_text("private")
+    folder = staged(short_run.root)
     assert set(list_files(folder)) == MODEL | CODE_FILES | CHARTS | RESULTS
     for name in (MODEL | CODE_FILES) - {"config.json", "generation_config.json"}:
-        assert (folder / name).read_bytes() == (run.model / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (short_run.model / name).read_bytes(), name
     for name in CHARTS:
-        assert (folder / name).read_bytes() == (run.root / name).read_bytes(), name
-    assert read_json(folder / "config.json") == read_json(run.model / "config.json")
+        assert (folder / name).read_bytes() == (short_run.root / name).read_bytes(), name
+    assert read_json(folder / "config.json") == read_json(short_run.model / "config.json")
     for name in ("heldout", "completions"):
-        then, now = (read_json(where / "evaluation" / f"{name}.json") for where in (run.root, folder))
+        then, now = (read_json(where / "evaluation" / f"{name}.json") for where in (short_run.root, folder))
         assert then.pop("made_by").keys() == now.pop("made_by").keys()
         assert then == now
 
 
-def test_of_a_checkpoint_the_model_is_staged_and_neither_its_optimizer_nor_the_runs_results(run):
-    checkpoint = run.checkpoints / "checkpoint-10"
+def test_of_a_checkpoint_the_model_is_staged_and_neither_its_optimizer_nor_the_runs_results(short_run):
+    checkpoint = short_run.checkpoints / "checkpoint-10"
     (checkpoint / "notes.txt").write_text("private")
     held = {path.name for path in checkpoint.iterdir()}
     assert {"optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin", "trainer_state.json"} <= held
@@ -118,16 +103,16 @@ def test_of_a_checkpoint_the_model_is_staged_and_neither_its_optimizer_nor_the_r
     told = read_json(checkpoint / "generation_config.json")
     assert not {"max_length", "max_new_tokens"} & told.keys()
     assert read_json(folder / "generation_config.json") == {**told, "max_length": 32}
-    resolved = read_json(run.resolved)
+    resolved = read_json(short_run.resolved)
     assert Path(resolved["run"]["output_dir"]).is_absolute()
     assert read_json(folder / "resolved.json") == scrub(resolved) != resolved
     assert sha256(folder / "model.safetensors") == sha256(checkpoint / "model.safetensors")
-    assert sha256(folder / "model.safetensors") != sha256(run.model / "model.safetensors")
+    assert sha256(folder / "model.safetensors") != sha256(short_run.model / "model.safetensors")
 
 
-def test_of_an_unfinished_run_no_results_are_staged(run):
-    run.heldout.unlink()
-    assert set(list_files(staged(run.root))) == MODEL | CODE_FILES | {"resolved.json"}
+def test_of_an_unfinished_run_no_results_are_staged(short_run):
+    short_run.heldout.unlink()
+    assert set(list_files(staged(short_run.root))) == MODEL | CODE_FILES | {"resolved.json"}
 
 
 def test_of_a_bare_folder_the_model_alone_is_staged(bare):
@@ -257,19 +242,22 @@ def test_code_that_a_file_imports_comes_along_wherever_it_imports_it(bare):
 
 
 @pytest.mark.slow
-def test_modified_code_is_refused_unless_the_run_recorded_it_or_the_flag_allows_it(run):
-    assert read_json(run.resolved)["made_by"]["model_code"]["gpt.py"] == sha256(CODE / "gpt.py")
-    with (run.model / "gpt.py").open("a") as file:
+def test_modified_code_is_refused_unless_the_run_recorded_it_or_the_flag_allows_it(short_run):
+    assert read_json(short_run.resolved)["made_by"]["model_code"]["gpt.py"] == sha256(CODE / "gpt.py")
+    with (short_run.model / "gpt.py").open("a") as file:
         file.write("import os  # as somebody has changed it\n")
-    assert refusal(run.root).startswith(
-        f"{run.model / 'gpt.py'} differs from the package's {CODE / 'gpt.py'}, and from"
+    assert refusal(short_run.root).startswith(
+        f"{short_run.model / 'gpt.py'} differs from the package's {CODE / 'gpt.py'}, and from"
     )
-    assert stated(staged(run.root, allow_modified_code=True), run) == ["`gpt.py` differs from"]
-    for path in (run.resolved, run.heldout):  # a run resumed with another version records that one at its end
+    assert stated(staged(short_run.root, allow_modified_code=True), short_run) == ["`gpt.py` differs from"]
+    for path in (
+        short_run.resolved,
+        short_run.heldout,
+    ):  # a run resumed with another version records that one at its end
         told = read_json(path)
-        recorded = {**told["made_by"], "model_code": {"gpt.py": sha256(run.model / "gpt.py")}}
+        recorded = {**told["made_by"], "model_code": {"gpt.py": sha256(short_run.model / "gpt.py")}}
         write_json(path, {**told, "made_by": recorded})
-        assert stated(staged(run.root), run) == []
+        assert stated(staged(short_run.root), short_run) == []
         write_json(path, told)
 
 
@@ -290,20 +278,20 @@ def test_code_of_an_earlier_version_in_the_history_of_the_package_is_published(b
     assert sha256(staged(bare) / "gpt.py") == sha256(bare / "gpt.py")
 
 
-def test_run_saved_before_cpu_linear_is_published_with_its_three_files(run):
+def test_run_saved_before_cpu_linear_is_published_with_its_three_files(short_run):
     log = ["git", "-C", str(CODE), "log", "--diff-filter=A", "--format=%H", "--", "cpu_linear.py"]
     added = subprocess.run(log, capture_output=True, text=True).stdout.split()
     if not added:
         pytest.skip("the history of the package is not available")
     former = CODE_FILES - {"cpu_linear.py"}
-    (run.model / "cpu_linear.py").unlink()
+    (short_run.model / "cpu_linear.py").unlink()
     for name in former:
         show = ["git", "-C", str(CODE), "show", f"{added[-1]}~1:./{name}"]
-        (run.model / name).write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
-    folder = staged(run.root)
+        (short_run.model / name).write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
+    folder = staged(short_run.root)
     assert {path.name for path in folder.glob("*.py")} == former
-    assert stated(folder, run) == []
-    assert {path.name for path in staged(run.root, new_code=True).glob("*.py")} == CODE_FILES
+    assert stated(folder, short_run) == []
+    assert {path.name for path in staged(short_run.root, new_code=True).glob("*.py")} == CODE_FILES
 
 
 def test_files_are_told_with_size_and_hash_and_sorted(bare):
@@ -313,8 +301,8 @@ def test_files_are_told_with_size_and_hash_and_sorted(bare):
     assert told["model.safetensors"] == {"size": size, "sha256": sha256(bare / "model.safetensors")}
 
 
-def test_everything_staged_is_known_as_ours_so_that_a_later_push_can_take_it_away(run):
-    names = list_files(staged(run.root))
+def test_everything_staged_is_known_as_ours_so_that_a_later_push_can_take_it_away(short_run):
+    names = list_files(staged(short_run.root))
     assert all(is_pushed_file(name, set()) for name in names)
     assert {name for name in names if is_loaded(name)} == MODEL | CODE_FILES
 
@@ -373,8 +361,8 @@ def test_license_text_of_the_weights_is_written_where_it_is_known(tmp_path):
             assert texts["LICENSE"] == apache or "Copyright (c) 2026 Ada, Max\n" in texts["LICENSE"]
 
 
-def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsys):
-    ours = staged(run.root)
+def test_the_native_form_has_the_same_weights_and_results_and_no_code(short_run, capsys):
+    ours = staged(short_run.root)
     stage_native(ours, Path("native"))
     names = set(list_files(Path("native")))
     assert names == MODEL | CHARTS | RESULTS
@@ -408,8 +396,8 @@ def test_the_native_form_has_the_same_weights_and_results_and_no_code(run, capsy
         "published.json",
     ],
 )
-def test_a_link_out_of_the_run_is_refused_by_name(name, run):
-    path = run.root / name
+def test_a_link_out_of_the_run_is_refused_by_name(name, short_run):
+    path = short_run.root / name
     elsewhere = Path("elsewhere").resolve()
     elsewhere.mkdir()
     if path.exists():
@@ -417,15 +405,15 @@ def test_a_link_out_of_the_run_is_refused_by_name(name, run):
     else:
         (elsewhere / path.name).write_text("private")
     path.symlink_to(elsewhere / path.name)
-    said = refusal(run.root)
+    said = refusal(short_run.root)
     assert said.startswith(f"{path} is a link out of runs/short. Replace it by the file.")
 
 
-def test_checkpoints_that_lie_elsewhere_behind_a_link_are_refused(run):
-    run.heldout.unlink()
-    run.checkpoints.rename("elsewhere")
-    run.checkpoints.symlink_to(Path("elsewhere").resolve())
-    assert "checkpoints/checkpoint-20 is a link out of runs/short" in refusal(run.root)
+def test_checkpoints_that_lie_elsewhere_behind_a_link_are_refused(short_run):
+    short_run.heldout.unlink()
+    short_run.checkpoints.rename("elsewhere")
+    short_run.checkpoints.symlink_to(Path("elsewhere").resolve())
+    assert "checkpoints/checkpoint-20 is a link out of runs/short" in refusal(short_run.root)
 
 
 def test_a_link_of_a_bare_folder_to_elsewhere_is_refused(bare):
@@ -434,13 +422,13 @@ def test_a_link_of_a_bare_folder_to_elsewhere_is_refused(bare):
     assert refusal(bare).startswith("mine/gpt.py is a link out of mine")
 
 
-def test_links_within_the_run_are_followed(run):
-    last = run.checkpoints / "checkpoint-20" / "model.safetensors"
-    (run.model / "model.safetensors").unlink()
-    (run.model / "model.safetensors").symlink_to(last.resolve())
-    (run.root / "charts").rename(run.root / "drawn")
-    (run.root / "charts").symlink_to("drawn")
-    folder = staged(run.root)
+def test_links_within_the_run_are_followed(short_run):
+    last = short_run.checkpoints / "checkpoint-20" / "model.safetensors"
+    (short_run.model / "model.safetensors").unlink()
+    (short_run.model / "model.safetensors").symlink_to(last.resolve())
+    (short_run.root / "charts").rename(short_run.root / "drawn")
+    (short_run.root / "charts").symlink_to("drawn")
+    folder = staged(short_run.root)
     assert set(list_files(folder)) == MODEL | CODE_FILES | CHARTS | RESULTS
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     assert sha256(folder / "model.safetensors") == sha256(last)
@@ -450,31 +438,31 @@ def test_links_within_the_run_are_followed(run):
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "best.pt", "extra.pth", "cache.pkl", "WEIGHTS.PT", "a.joblib"])
-def test_a_pickled_file_beside_the_weights_is_refused(name, run):
-    for folder in (run.model, run.checkpoints / "checkpoint-10"):
+def test_a_pickled_file_beside_the_weights_is_refused(name, short_run):
+    for folder in (short_run.model, short_run.checkpoints / "checkpoint-10"):
         (folder / name).write_bytes(b"\x80\x04.")
-    for which in (run.root, run.checkpoints / "checkpoint-10"):
+    for which in (short_run.root, short_run.checkpoints / "checkpoint-10"):
         said = refusal(which)
         assert f"/{name} is a pickled file, which can run code or contain a token" in said
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "training_args.bin"])
-def test_what_belongs_into_a_checkpoint_is_refused_in_the_model_folder(name, run):
-    shutil.copyfile(run.checkpoints / "checkpoint-10" / name, run.model / name)
-    assert f"runs/short/model/{name} is a pickled file" in refusal(run.root)
+def test_what_belongs_into_a_checkpoint_is_refused_in_the_model_folder(name, short_run):
+    shutil.copyfile(short_run.checkpoints / "checkpoint-10" / name, short_run.model / name)
+    assert f"runs/short/model/{name} is a pickled file" in refusal(short_run.root)
 
 
-def test_missing_weights_are_refused(run):
-    (run.model / "model.safetensors").unlink()
-    said = refusal(run.root)
+def test_missing_weights_are_refused(short_run):
+    (short_run.model / "model.safetensors").unlink()
+    said = refusal(short_run.root)
     assert said == "runs/short/model/model.safetensors does not exist. Save the model again, with save_pretrained."
 
 
 @pytest.mark.parametrize("kept", [0, 7, 100, -1])
-def test_weights_that_were_cut_short_are_refused(kept, run):
-    path = run.model / "model.safetensors"
+def test_weights_that_were_cut_short_are_refused(kept, short_run):
+    path = short_run.model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(run.root).startswith(f"{path} is not a complete safetensors file (")
+    assert refusal(short_run.root).startswith(f"{path} is not a complete safetensors file (")
 
 
 def in_shards(folder: Path) -> list[Path]:
@@ -487,14 +475,14 @@ def in_shards(folder: Path) -> list[Path]:
     return shards
 
 
-def test_weights_in_shards_are_staged_with_their_index_and_known_as_those_that_were_measured(run):
-    shards = in_shards(run.model)
+def test_weights_in_shards_are_staged_with_their_index_and_known_as_those_that_were_measured(short_run):
+    shards = in_shards(short_run.model)
     expected = {path.name for path in shards} | {"model.safetensors.index.json"}
-    folder = staged(run.root)
+    folder = staged(short_run.root)
     assert set(list_files(folder)) == MODEL - {"model.safetensors"} | expected | CODE_FILES | CHARTS | RESULTS
     shutil.rmtree("out/staged")
     poke(shards[1], 0.5)
-    assert "is not the file that the run evaluated" in refusal(run.root)
+    assert "is not the file that the run evaluated" in refusal(short_run.root)
 
 
 def test_of_weights_in_both_forms_the_one_that_transformers_loads_is_staged(bare):
@@ -528,17 +516,17 @@ def test_an_index_that_names_weights_of_another_folder_is_refused(bare):
     assert "model.safetensors.index.json does not name safetensors files of its folder" in refusal(bare)
 
 
-def test_weights_that_were_changed_since_they_were_measured_are_refused(run):
-    poke(run.model / "model.safetensors", 0.5)
-    said = refusal(run.root)
+def test_weights_that_were_changed_since_they_were_measured_are_refused(short_run):
+    poke(short_run.model / "model.safetensors", 0.5)
+    said = refusal(short_run.root)
     assert said.startswith("runs/short/model/model.safetensors is not the file that the run evaluated")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("of", ["bare folder", "checkpoint", "shards"])
-def test_one_value_that_is_not_finite_is_refused_with_its_tensors_name(value, of, run):
-    shutil.copytree(run.model, "mine")
-    folder = run.checkpoints / "checkpoint-10" if of == "checkpoint" else Path("mine")
+def test_one_value_that_is_not_finite_is_refused_with_its_tensors_name(value, of, short_run):
+    shutil.copytree(short_run.model, "mine")
+    folder = short_run.checkpoints / "checkpoint-10" if of == "checkpoint" else Path("mine")
     path = in_shards(folder)[1] if of == "shards" else folder / "model.safetensors"
     name = poke(path, value)
     said = refusal(folder)
@@ -546,10 +534,10 @@ def test_one_value_that_is_not_finite_is_refused_with_its_tensors_name(value, of
 
 
 @pytest.mark.parametrize("name", sorted(MODEL | CODE_FILES | CHARTS | RESULTS))
-def test_a_file_without_a_byte_is_refused_by_its_name(name, run):
-    path = run.root / name if "/" in name or name == "resolved.json" else run.model / name
+def test_a_file_without_a_byte_is_refused_by_its_name(name, short_run):
+    path = short_run.root / name if "/" in name or name == "resolved.json" else short_run.model / name
     path.write_bytes(b"")
-    said = refusal(run.root)
+    said = refusal(short_run.root)
     assert path.name in said
     assert re.search("is empty|is not valid JSON|is not a complete safetensors file", said)
 
@@ -630,20 +618,20 @@ def test_nobody_is_told_from_where_model_and_tokenizer_were_loaded_here(bare):
 
 
 @pytest.mark.parametrize("which", ["", "checkpoints/checkpoint-10"])
-def test_a_tokenizer_of_the_same_size_and_other_content_is_refused_where_the_run_knows_its_own(which, run):
-    folder = run.root / which if which else run.model
+def test_a_tokenizer_of_the_same_size_and_other_content_is_refused_where_the_run_knows_its_own(which, short_run):
+    folder = short_run.root / which if which else short_run.model
     other = train_tokenizer([string.ascii_letters] * 20, 300)
-    assert len(other) == len(AutoTokenizer.from_pretrained(run.model))
+    assert len(other) == len(AutoTokenizer.from_pretrained(short_run.model))
     other.save_pretrained(folder)
-    said = refusal(run.root / which)
+    said = refusal(short_run.root / which)
     assert said.startswith(f"{folder}/tokenizer.json is not the file that the run evaluated")
 
 
-def test_a_model_without_a_tokenizer_is_refused(run):
-    shutil.copytree(run.model, "mine")
-    for folder in (Path("mine"), run.model):
+def test_a_model_without_a_tokenizer_is_refused(short_run):
+    shutil.copytree(short_run.model, "mine")
+    for folder in (Path("mine"), short_run.model):
         (folder / "tokenizer.json").unlink()
-        said = refusal(Path("mine") if folder == Path("mine") else run.root)
+        said = refusal(Path("mine") if folder == Path("mine") else short_run.root)
         assert said == f"{folder} has no tokenizer.json. Name the tokenizer it was trained with: --tokenizer"
 
 

@@ -18,9 +18,9 @@ from gpt2small_hf.report.charts import (
     throughput_figure,
     values,
 )
-from gpt2small_hf.runs.json_records import save_lines
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.results import MetricsRow
+from gpt2small_hf.runs.typed_json import save_lines
 
 
 def training_row(step, loss, **more):

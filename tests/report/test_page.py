@@ -18,13 +18,13 @@ from gpt2small_hf.runs.files import append_jsonl, read_json, read_jsonl, write_j
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.results import HeldOut
-from report.test_tables import cells, rendered
+from report.test_notes import cells, rendered
 
 
 @pytest.fixture
 def run(tiny_run, tmp_path):
-    """A copy of a real run, which tests may change."""
-    shutil.copytree(tiny_run.root, tmp_path / "runs" / "short")
+    """A copy of a real run without a report, which tests may change."""
+    shutil.copytree(tiny_run.root, tmp_path / "runs" / "short", ignore=shutil.ignore_patterns("report.md"))
     return RunFolder(tmp_path / "runs" / "short")
 
 

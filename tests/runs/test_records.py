@@ -15,11 +15,11 @@ from gpt2small_hf.report.charts import draw_charts
 from gpt2small_hf.report.page import as_markdown
 from gpt2small_hf.report.sweep import draw, table_rows, write_report
 from gpt2small_hf.runs.files import read_json, read_jsonl, write_jsonl
-from gpt2small_hf.runs.json_records import SCHEMA_VERSION, Part, Record
 from gpt2small_hf.runs.layout import DataFolder, RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import PreparedSet, Resolved
 from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, Sample, SweepResults
+from gpt2small_hf.runs.typed_json import SCHEMA_VERSION, Part, Record
 
 OLD_RUN = Path(__file__).parent / "old_run"
 """Files written by a development version of 0.1, before files had a `schema_version`."""
