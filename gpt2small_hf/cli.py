@@ -19,6 +19,7 @@ COMMANDS = {  # name → module, help
     "preview": ("gpt2small_hf.commands.preview", "print training rows of chats or prepared text, loss mask included"),
     "plan": ("gpt2small_hf.commands.plan", "print what a run needs: tokens, FLOPs, hours, disk"),
     "train": ("gpt2small_hf.commands.train", "train a model from a recipe, or resume its run"),
+    "evaluate": ("gpt2small_hf.commands.evaluate", "measure models on held-out text and benchmarks, and compare them"),
     "sweep": ("gpt2small_hf.commands.sweep", "train a folder of recipes with several seeds and compare the losses"),
     "chat": ("gpt2small_hf.commands.chat", "talk to a run, a checkpoint or a model of the Hub in the terminal"),
     "convert": ("gpt2small_hf.commands.convert", "convert GPT-2 weights to this package's format, or from it"),
