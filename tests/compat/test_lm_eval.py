@@ -9,6 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compat.published import CONTEXT
+from gpt2small_hf.commands.evaluate import main
+from gpt2small_hf.evaluation.items import TaskItems
 
 pytest.importorskip("lm_eval")
 pytestmark = pytest.mark.slow
@@ -114,6 +116,43 @@ def test_bits_per_byte_of_a_text_longer_than_the_context_equal_a_hand_computatio
     assert summary["our_text"]["bits_per_byte,none"] == pytest.approx(bits_per_byte, rel=1e-5)
     words = len(TEXT.split()) + 1  # it counts an empty word after the last space
     assert summary["our_text"]["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-4)
+
+
+def test_evaluate_gives_the_scores_of_the_command(published, without_package, tmp_path):
+    """The command runs the published code without our package on the tasks that `evaluate` wrote."""
+    questions = tmp_path / "questions"
+    (questions / "pairs").mkdir(parents=True)
+    rows = [{"query": row["question"], "choices": row["choices"], "gold": row["answer"]} for row in QUESTIONS]
+    ends = [{"context": row["question"], "continuation": row["choices"][0]} for row in QUESTIONS]
+    pairs = [
+        {"sentence_good": f"The {one} saw the stone.", "sentence_bad": f"The {one} saw stone the."}
+        for one in ("fox", "dog", "hare")
+    ]
+    for name, found in (("choices", rows), ("ends", ends), ("pairs/order", pairs)):
+        (questions / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+    place = tmp_path / "evaluation"
+    main([str(published), "--task_data", str(questions), "--output_dir", str(place), "--device", "cpu"])
+    names = ("choices", "ends", "pairs_order")
+    words = ("--model", "hf", "--model_args", f"pretrained={published},trust_remote_code=True", "--device", "cpu")
+    words += ("--include_path", str(place / "tasks"), "--tasks", ",".join(names), "--batch_size", "32")
+    done = subprocess.run(
+        **without_package(COMMAND, *words, "--output_path", str(tmp_path / "out"), "--log_samples"), capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+    (summary,) = (tmp_path / "out").rglob("results_*.json")
+    theirs = json.loads(summary.read_text())["results"]
+    for name in names:
+        (path,) = (place / "items").rglob(f"{name}.jsonl")
+        items = TaskItems.load(path)
+        (samples,) = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
+        logged = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda sample: sample["doc_id"])
+        for item, sample in zip(items.items, logged, strict=True):
+            expected = [float(answer[0][0]) for answer in sample["resps"]]
+            assert item.log_likelihoods == pytest.approx(expected, abs=1e-5)
+        measures = items.measures()
+        assert measures["accuracy"].values.mean() == pytest.approx(theirs[name]["acc,none"], abs=1e-6)
+        if "accuracy_norm" in measures and "acc_norm,none" in theirs[name]:
+            assert measures["accuracy_norm"].values.mean() == pytest.approx(theirs[name]["acc_norm,none"], abs=1e-6)
 
 
 def test_generate_until_writes_within_a_short_context(tiny_run):
