@@ -1,0 +1,1 @@
+"""Score several models' answers to the same questions with a language model. Imports no torch."""
