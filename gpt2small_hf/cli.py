@@ -23,6 +23,7 @@ COMMANDS = {  # name → module, help
     "sweep": ("gpt2small_hf.commands.sweep", "train a folder of recipes with several seeds and compare the losses"),
     "chat": ("gpt2small_hf.commands.chat", "talk to a run, a checkpoint or a model of the Hub in the terminal"),
     "convert": ("gpt2small_hf.commands.convert", "convert GPT-2 weights to this package's format, or from it"),
+    "judge": ("gpt2small_hf.commands.judge", "let a language model score the answers of several models"),
     "push": ("gpt2small_hf.commands.push", "publish a run on the Hub, or show what would be published"),
     "report": ("gpt2small_hf.commands.report", "write a page with the results of each run, and compare runs"),
 }
