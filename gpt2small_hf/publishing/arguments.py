@@ -36,7 +36,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 """A branch or tag."""
 INVALID_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
 """A branch or tag that git does not accept (`git check-ref-format`), or takes for a commit."""
-COLLECTION = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]*-[0-9a-f]+")
 FINGERPRINT = re.compile("[0-9a-f]{12}")
 """A result of `secret_scan.fingerprint`."""
 ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
@@ -58,7 +57,6 @@ FLAGS = {
         "create_pr": "Open a pull request, or add to your open one of the same --message. Needs no write access.",
         "tag": "Tag of the commit, used by the card's code. Default: the step and a hash of the loaded files.",
         "message": "First line of the commit message.",
-        "collection": "Collection to add the repository to: user/title-ID, the end of its address.",
     },
     "Model": {
         "also_native": "Also publish the weights as transformers' GPT-2, without remote code, in REPO-native.",
@@ -165,7 +163,7 @@ def repeat_flags(words: list[str]) -> list[str]:
 
 
 def check_names(args: Namespace) -> None:
-    """Raise: UsageError for an invalid repository, tag, branch, collection, language or fingerprint."""
+    """Raise: UsageError for an invalid repository, tag, branch, language or fingerprint."""
     if args.REPO is not None:
         check_repo_id(args.REPO)
     for name in ("tag", "revision"):
@@ -179,10 +177,6 @@ def check_names(args: Namespace) -> None:
             )
     if args.tag is not None and args.tag in ("main", args.revision):
         raise UsageError(f"--tag {args.tag} is the name of a branch. Use another.")
-    if args.collection is not None and not COLLECTION.fullmatch(args.collection):
-        raise UsageError(
-            f"--collection {args.collection} is not the slug of a collection, such as user/title-0123abcd."
-        )
     for code in args.language or []:
         if not LANGUAGE.fullmatch(code):
             raise UsageError(f"--language {code} is not a language code. Write en for English, de for German, …")

@@ -19,7 +19,6 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 from huggingface_hub.utils.sha import git_hash
 
-from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import AuthError, token_in_use
 from gpt2small_hf.publishing.client import (
     UploadError,
@@ -275,21 +274,6 @@ class Hub:
         """Make a repository public or private."""
         with self.writing(f"changing the visibility of {repo_id}", repo_id):
             self.api.update_repo_settings(repo_id, private=not public)
-
-    def check_collection(self, slug: str) -> None:
-        """Raise: UsageError if a collection does not exist."""
-        with command_errors(f"reading collection {slug}"):
-            try:
-                self.api.get_collection(slug)
-            except HfHubHTTPError as error:
-                if http_status(error) in (400, 404):
-                    raise UsageError(f"the collection {slug} does not exist. Check its address.") from None
-                raise
-
-    def add_to_collection(self, slug: str, repo_id: str) -> None:
-        """Add a repository to a collection, unless it is there."""
-        with command_errors(f"adding {repo_id} to collection {slug}"):
-            self.api.add_collection_item(slug, repo_id, "model", exists_ok=True)
 
 
 def is_visible(repo_id: str, kind: str = "model", *, token: Literal[False] | None = None) -> bool:

@@ -115,8 +115,6 @@ def publish_plans(args: Namespace, plans: list[PushPlan], before: list[Published
 
     hub = Hub()
     remotes = [check_repository(hub, args, plan, before) for plan in plans]
-    if args.collection:
-        hub.check_collection(args.collection)
     # The model itself comes last: its card names the others.
     records = [push_folder(hub, args, plan, remote) for plan, remote in reversed([*zip(plans, remotes, strict=True)])]
     return finish_push(hub, args, plans, records[::-1], before)
@@ -258,15 +256,12 @@ def verify_published(hub: Hub, args: Namespace, plan: PushPlan, commit: str) -> 
 def finish_push(
     hub: Hub, args: Namespace, plans: list[PushPlan], records: list[PublishedCommit], before: list[PublishedCommit]
 ) -> dict[str, Any]:
-    """Make the repositories public, add them to a collection and record what was published. Returns: the record."""
+    """Make the repositories public and record what was published. Returns: the record."""
     repositories = dict.fromkeys(plan.repo_id for plan in plans)
     for repo_id in repositories:
         if args.public:
             hub.set_visibility(repo_id, public=True)
             print_step("public", repo_id)
-        if args.collection:
-            hub.add_to_collection(args.collection, repo_id)
-            print_step("collected", f"{repo_id} in {args.collection}")
     first = plans[0]
     records = [replace(records[0], made_by=scrub(made_by().to_json(), repositories)), *records[1:]]
     path = first.source.run_folder.published

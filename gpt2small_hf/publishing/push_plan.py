@@ -170,8 +170,6 @@ def print_plans(args: Namespace, plans: list[PushPlan]) -> dict[str, Any]:
         print(f"would {checks}" + (f", then tag it {plan.tag}" if plan.tag else ""))
         if args.public:
             print("would make it public")
-        if args.collection:
-            print(f"would add it to collection {args.collection}")
         print()
     if args.license is None:
         print(f"{NO_LICENSE}\n")

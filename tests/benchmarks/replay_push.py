@@ -175,14 +175,6 @@ def website_made(hub: HubServer, run: RunFolder) -> None:
     hub.commit(REPO, {"README.md": b"---\nlanguage: en\n---\n"})
 
 
-def collection(hub: HubServer, run: RunFolder) -> None:
-    """An empty collection."""
-    about = {"slug": SLUG, "title": "Small", "owner": {"type": "user", "name": "you"}, "items": [], "position": 0}
-    hub.collections[SLUG] = {**about, "private": False, "lastUpdated": "2026-01-01T00:00:00.000Z", "theme": "blue"}
-    hub.collections[SLUG] |= {"description": None, "upvotes": 0}
-
-
-SLUG = "you/small-000000000000000000000000"
 QUICK = f"runs/short {REPO} --no_verify"
 PICTURE = (".gitattributes", "fox.png")
 CHECKPOINTS = {(REPO, "refs/heads/step-10"): "staged-step-10", (REPO, "refs/heads/main"): "staged"}
@@ -201,7 +193,6 @@ SCENARIOS = {
         calls="create commit tag",
     ),
     "public": Scenario(f"{QUICK} --public", calls="commit tag settings"),
-    "collection": Scenario(f"{QUICK} --collection {SLUG}", collection, calls="tag collection collect"),
     "pull": Scenario(
         f"runs/short {OF_OTHERS} --no_verify --create_pr",
         lambda hub, run: of_somebody(hub, run, OF_OTHERS),
@@ -443,7 +434,7 @@ class Attempt:
         return wrong
 
     def _wrong_visibility(self, *, complete: bool) -> list[str]:
-        """What can be seen and should not, or the other way round; in a collection twice; pull requests."""
+        """What can be seen and should not, or the other way round; pull requests."""
         wrong = []
         for name, repo in self.hub.repos.items():
             asked = "--public" in self.scenario.words
@@ -454,9 +445,6 @@ class Attempt:
             pulls = sum(pull.is_pull_request for pull in repo.discussions.values())
             if pulls > 1 or (complete and pulls != ("--create_pr" in self.scenario.words)):
                 wrong.append(f"{pulls} pull requests")
-        for items in [one["items"] for one in self.hub.collections.values()]:
-            if len(items) > 1 or (complete and len(items) != 1):
-                wrong.append(f"{len(items)} entries of the collection")
         if complete:
             record = read_json(self.run.published)
             known = {(one["repo_id"], one["commit"]) for one in [record, *record["others"]]}

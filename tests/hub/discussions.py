@@ -1,8 +1,7 @@
-"""The Hub's HTTP API for discussions, pull requests and collections."""
+"""The Hub's HTTP API for discussions and pull requests."""
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from hub.records import Discussion, Repo, now
@@ -66,38 +65,3 @@ def describe_discussion(repo: Repo, about: Discussion) -> dict:
         more |= {"changes": {"base": "refs/heads/main"}, "filesWithConflicts": []}
     known = {"num": about.num, "title": about.title, "status": about.status, "createdAt": about.date}
     return {**known, "isPullRequest": about.is_pull_request, **more}
-
-
-@route("POST", "/api/collections", "user")
-def new_collection(hub: HubServer, call: Call) -> Answer:
-    asked = call.json()
-    slug = f"{asked['namespace']}/{re.sub('[^a-z0-9]+', '-', asked['title'].lower())}-{len(hub.collections):024x}"
-    owner = {"type": "user", "name": asked["namespace"]}
-    about = {"slug": slug, "title": asked["title"], "owner": owner, "private": bool(asked.get("private"))}
-    hub.collections[slug] = {
-        **about,
-        **{"description": asked.get("description"), "items": [], "lastUpdated": now()},
-        **{"position": 0, "theme": "blue", "upvotes": 0},
-    }
-    return Answer(hub.collections[slug])
-
-
-@route("GET", r"/api/collections/(?P<slug>[^/]+/[^/]+)", "read")
-def get_collection(hub: HubServer, call: Call) -> Answer:
-    if call["slug"] not in hub.collections:
-        raise Refusal(404, "Collection not found")
-    return Answer(hub.collections[call["slug"]])
-
-
-@route("POST", r"/api/collections/(?P<slug>[^/]+/[^/]+)/items", "user")
-def add_collection_item(hub: HubServer, call: Call) -> Answer:
-    get_collection(hub, call)
-    collection, asked = hub.collections[call["slug"]], call.json()
-    if not call.user.may_write(call["slug"]):
-        raise Refusal(403, "You don't have the rights to change this collection")
-    if asked["item"]["id"] in [item["id"] for item in collection["items"]]:
-        raise Refusal(409, "Item already in collection")
-    place = len(collection["items"])
-    note = {"text": asked["note"]} if "note" in asked else None
-    collection["items"].append({**asked["item"], "_id": f"{place:024x}", "position": place, "note": note})
-    return Answer(collection)

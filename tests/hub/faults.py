@@ -40,8 +40,6 @@ CALLS = {
     "cdn": (None, "^/cdn/"),
     "tag": ("POST", f"{API_OF_A_MODEL}/tag/"),
     "settings": ("PUT", f"{API_OF_A_MODEL}/settings$"),
-    "collection": ("GET", "^/api/collections/"),
-    "collect": ("POST", "^/api/collections/.+/items$"),
 }
 """Name of a call → method and address. Only LFS makes batch, put, complete and verify; only Xet makes xet-token, cas,
 xorb and shard."""

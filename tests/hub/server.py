@@ -35,7 +35,6 @@ class HubServer(Storage, Faults):
         Storage.__init__(self)
         Faults.__init__(self)
         self.users = {TOKEN: User("you"), READ_TOKEN: User("you", "read"), OTHER_TOKEN: User("other")}
-        self.collections: dict[str, dict] = {}
         self.requests: list[Request] = []
         self.unknown_routes: list[str] = []
         self._crashes: list[str] = []

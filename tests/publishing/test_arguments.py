@@ -26,9 +26,6 @@ from gpt2small_hf.publishing.arguments import parse_arguments
         ("runs/short you/tiny --tag v1.", "--tag v1. is not a name that git accepts"),
         ("runs/short you/tiny --tag HEAD", "--tag HEAD is not a name that git accepts"),
         (f"runs/short you/tiny --revision {'0a' * 20}", "0a is not a name that git accepts"),
-        ("runs/short you/tiny --collection foo", "--collection foo is not the slug of a collection"),
-        ("runs/short you/tiny --collection you/foo", "--collection you/foo is not the slug of a collection"),
-        ("runs/short you/tiny --collection https://hf.co/collections/you/a-0", "is not the slug of a collection"),
         ("runs/short you/tiny --tag v1 --create_pr", "--tag cannot be combined with --create_pr: tag the commit"),
         (
             "runs/short you/tiny --code_only --all_checkpoints",

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import httpx2
 import pytest
-from hub import CALLS, TOKEN, HubServer, now
+from hub import CALLS, TOKEN, HubServer
 from huggingface_hub import constants
 from huggingface_hub.utils import close_session, get_session
 
@@ -44,7 +44,6 @@ from gpt2small_hf.runs.layout import RunFolder
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 REPO = "you/tiny"
-COLLECTION = f"you/mine-{0:024x}"
 
 
 @pytest.fixture
@@ -63,16 +62,6 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServe
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         client.install_client.cache_clear()
-        about = {"slug": COLLECTION, "title": "Mine", "owner": {"type": "user", "name": "you"}, "items": []}
-        more = {
-            "private": False,
-            "description": None,
-            "lastUpdated": now(),
-            "position": 0,
-            "theme": "blue",
-            "upvotes": 0,
-        }
-        server.collections[COLLECTION] = about | more
         yield server
         close_session()
 
@@ -92,7 +81,6 @@ def push_once(staged: Path) -> None:
     """Make every call that a push makes, in its order."""
     is_visible("you/data", "dataset", token=False)
     hub = Hub()
-    hub.check_collection(COLLECTION)
     remote = hub.repository_state(REPO, "next", pull_request_title="Propose")
     remote.other_model = find_other_model(hub, remote, [])
     check_tag(hub, remote, "v1", staged)
@@ -108,17 +96,15 @@ def push_once(staged: Path) -> None:
         hub.download(REPO, pushed.commit, Path(cache))
     hub.create_tag(remote, "v1", pushed.commit, "Publish tiny")
     hub.set_visibility(REPO, public=True)
-    hub.add_to_collection(COLLECTION, REPO)
 
 
 def assert_pushed_once(server: HubServer, staged: Path) -> None:
-    """One commit with all files, tagged, public and collected."""
+    """One commit with all files, tagged and public."""
     repo = server.repos[REPO]
     assert [commit.title for commit in server.landed].count("Publish tiny") == 1
     assert {path.name: path.read_bytes() for path in staged.iterdir()}.items() <= server.files(REPO, "next").items()
     assert repo.tags == {"v1": repo.branches["next"]}
     assert not repo.private
-    assert len(server.collections[COLLECTION]["items"]) == 1
 
 
 def test_an_origin_that_the_token_cannot_see_is_refused(server):
@@ -225,7 +211,7 @@ def test_web_page_in_place_of_a_response_is_one_line(server, staged, call):
     assert "template" not in str(error.value)
     assert "\n" not in str(error.value)
     if REPO in server.repos:
-        assert server.repos[REPO].tags == {} or call in ("settings", "collect")
+        assert server.repos[REPO].tags == {} or call == "settings"
 
 
 @pytest.mark.parametrize("kind", ["list", "empty"])

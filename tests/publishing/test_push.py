@@ -4,7 +4,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -379,20 +378,8 @@ def test_token_in_use_is_found_in_model_code(hub, push, run):
 # ---- destination ----------------------------------------------------------------------------------------------------
 
 
-def make_collection(hub: HubServer) -> str:
-    """A collection of the user's; returns its slug."""
-    asked = Request(
-        f"{hub.url}/api/collections",
-        json.dumps({"title": "Small models", "namespace": "you"}).encode(),
-        {"Authorization": f"Bearer {TOKEN}"},
-    )
-    with urlopen(asked) as answer:
-        return json.load(answer)["slug"]
-
-
 @slow
-def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
-    slug = make_collection(hub)
+def test_flags_of_branch_tag_and_card_take_effect(hub, push, run):
     completions = read_json(run.completions)
     completions["completions"][0]["greedy"] += "\npassword: hunter22\n"
     write_json(run.completions, completions)
@@ -411,7 +398,7 @@ def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
     done = push(
         *QUICK,
         *("--revision", "next", "--tag", "v1", "--message", "A first try", "--license", "apache-2.0"),
-        *("--language", "en", "de", "--baseline", "runs/baseline", "--collection", slug, "--output_dir", "out/here"),
+        *("--language", "en", "de", "--baseline", "runs/baseline", "--output_dir", "out/here"),
         *("--allow_secret", allowed, "0" * 12),
     )
     assert done.status == 0, done.err
@@ -423,7 +410,6 @@ def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
     assert published(hub) == {"fox.png": b"a picture\0"}
     assert (hub.landed[-1].title, hub.landed[-1].ref) == ("A first try", "refs/heads/next")
     assert (repo.branches["next"], repo.tags) == (hub.landed[-1].oid, {"v1": hub.landed[-1].oid})
-    assert [item["id"] for item in hub.collections[slug]["items"]] == [REPO]
     assert contents(run.staged) == before
     _, header, card = there["README.md"].decode().split("---\n", 2)
     metadata = yaml.safe_load(header)
@@ -435,14 +421,6 @@ def test_flags_of_branch_tag_card_and_collection_take_effect(hub, push, run):
     assert "Apache-2.0, weights and code (`LICENSE`)" in card
     assert b"password: hunter22" in there["evaluation/completions.json"]
     assert read_json(run.published)["allowed_secrets"] == [allowed]
-
-
-@slow
-def test_missing_collection_is_refused_before_the_push(hub, push, run):
-    done = push(*QUICK, "--collection", "you/small-models-0")
-    assert done.status == 2
-    assert done.refusal.startswith("the collection you/small-models-0 does not exist.")
-    assert hub.repos == {}
 
 
 @slow
