@@ -18,10 +18,6 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import get_lexer_by_name
-from pygments.util import ClassNotFound
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import notes, tables
@@ -323,7 +319,6 @@ p code, td code, li code {{ background: #f1f3f5; padding: 1px 4px; border-radius
 table {{ border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto }}
 th, td {{ border: 1px solid #e5e7eb; padding: 5px 12px; vertical-align: top }}
 thead th:empty {{ padding: 0; border: 0 }}
-{highlighting}
 img {{ max-width: 100% }} a {{ color: #2563eb }} details {{ color: #6b7280; margin-bottom: 2em }}
 </style><details><summary>metadata</summary><pre>{metadata}</pre></details>{body}</html>
 """
@@ -335,18 +330,8 @@ def page(card: str, folder: str) -> str:
     text = re.sub(r"\]\((charts/[^)]+)\)", rf"]({quote(folder)}/\1)", text)
     title = next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
     title = escape(re.sub(r"\\(.)", r"\1", title))
-    parser = MarkdownIt("commonmark", {"html": True, "highlight": highlighted}).enable("table")
-    look = "\n".join(HtmlFormatter().get_token_style_defs("pre code"))
-    return _PAGE.format(title=title, metadata=escape(header), body=parser.render(text), highlighting=look)
-
-
-def highlighted(code: str, language: str, _attributes: str) -> str:
-    """Return code as HTML with a class for each kind of token; empty, which leaves it plain, for unknown languages."""
-    try:
-        lexer = get_lexer_by_name(language, stripnl=False)
-    except ClassNotFound:
-        return ""
-    return highlight(code, lexer, HtmlFormatter(nowrap=True))
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    return _PAGE.format(title=title, metadata=escape(header), body=parser.render(text))
 
 
 def content_hash(files: dict[str, dict[str, Any]]) -> str:

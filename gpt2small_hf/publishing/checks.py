@@ -9,7 +9,6 @@ import ast
 import hashlib
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ OF_CHECKPOINTS = re.compile(
 PICKLED = {".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt", ".joblib"}
 CODE = Path(gpt2small_hf.model.__file__).parent
 """The package's own code of the model."""
-AVAILABLE = {"torch", "transformers", "huggingface_hub"} | sys.stdlib_module_names
 
 
 def check_links(source: PushSource) -> None:
@@ -130,17 +128,6 @@ def imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append("." * node.level + (node.module or ""))
     return names
-
-
-def check_code(folder: Path) -> None:
-    """Raise: UsageError if code in a staged folder imports a package that users may not have."""
-    for path in sorted(folder.glob("*.py")):
-        for name in imports(path):
-            if not name.startswith(".") and name.split(".")[0] not in AVAILABLE:
-                raise UsageError(
-                    f"{path.name} imports {name}. Published code may import only torch, transformers, huggingface_hub, "
-                    "the standard library and, as `from .gpt import GPT`, files of its folder."
-                )
 
 
 def modified_code(source: PushSource, folder: Path) -> list[str]:

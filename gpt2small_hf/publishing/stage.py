@@ -19,7 +19,6 @@ from gpt2small_hf.evaluation.tasks import TASKS
 from gpt2small_hf.publishing.checks import (
     CODE,
     INDEX,
-    check_code,
     check_code_is_known,
     check_finite,
     check_links,
@@ -87,8 +86,8 @@ def stage(
         questions: keep the prompts that the run took from its chats.
         private: repositories of whose id only the last part is published.
 
-    Raises: UsageError for links out of the run, pickled or missing files, code that was modified or needs other
-        packages, weights that are not finite or not those that were measured, and a tokenizer of another model.
+    Raises: UsageError for links out of the run, pickled or missing files, code that was modified, weights that are
+        not finite or not those that were measured, and a tokenizer of another model.
     """
     folder.mkdir(parents=True)
     check_links(source)
@@ -108,7 +107,6 @@ def stage(
     write_json(folder / "generation_config.json", generation(source.model, settings))
     _stage_results(source, folder, [] if questions else chat_questions(source.run), private)
     check_nothing_empty(source, folder)
-    check_code(folder)
     if not allow_modified_code:
         check_code_is_known(source, folder)
     check_results_are_theirs(source, folder)

@@ -1557,15 +1557,6 @@ def test_the_page_shows_the_whole_card_with_its_pictures(cards):
     assert not live(page(card.text, "staged"))
 
 
-def test_code_on_the_page_is_highlighted_and_its_words_are_kept(cards):
-    shown = page(cards["run"].text, "staged")
-    blocks = re.findall(r'<pre><code class="language-python">(.*?)</code></pre>', shown, re.DOTALL)
-    assert [html.unescape(re.sub(r"<[^>]*>", "", block)) for block in blocks] == cards["run"].codes("python")
-    for block in blocks:
-        assert re.search(r'<span class="kn">from</span>.*<span class="kn">import</span>', block)
-    assert "pre code .kn { color: #" in shown
-
-
 @pytest.mark.parametrize("text", ["<script>x</script>", "<b onclick=x>", "<a href='javascript:x'>", "<iframe>"])
 def test_no_live_page_is_taken_for_a_dead_one(text):
     assert live(page(f"{HEADER}{text}\n", "staged"))
