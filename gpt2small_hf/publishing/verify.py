@@ -58,7 +58,6 @@ class Checked:
     classes: tuple[str, ...]  # of config, model and base model, with their modules
     text: str  # of the pipeline
     printed: tuple[str, ...]  # by each code block of the card
-    commit: str | None  # of all loaded files; None for a folder
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ def check(
         name = f"{where} at {revision[:8]}" if revision else where
         raise CheckError(f"{name}: {error}", error.details) from None
     seconds, printed = round(time.perf_counter() - start, 1), tuple(result["printed"])
-    classes, text, commit = tuple(result["classes"]), result["text"], result["commit"]
-    return Checked(difference, allowed, seconds, result["versions"], classes, text, printed, commit)
+    return Checked(difference, allowed, seconds, result["versions"], tuple(result["classes"]), result["text"], printed)
 
 
 def code_blocks(card: str) -> list[str]:
@@ -261,19 +259,8 @@ def last_line(path: Path) -> str:
     return lines[-1].strip() or "start"
 
 
-HINTS = {
-    "AutoModelForCausalLM": "The weights may be incomplete, or those of another class. Stage the folder again.",
-    "AutoModel": "config.json and the code may be of different models. Stage the folder again.",
-    "tied head": "config.json may have been edited after the model was saved.",
-    "left padding": "Its code may ignore attention_mask when it counts positions.",
-    "generate": "Its code may give cached tokens wrong positions.",
-    "commit": "Another push may have run at the same time.",
-}
-"""Step → its likeliest error."""
-
-
 def raise_failure(failed: dict[str, Any], request: Request) -> NoReturn:
-    """Raise: CheckError for a step that failed in the isolated process, with the likeliest reason."""
+    """Raise: CheckError for a step that failed in the isolated process."""
     step, missing = failed["step"], ", ".join(failed["missing"])
     error = failed["error"] if len(failed["error"]) <= 400 else failed["error"][:400] + " …"
     error = error.rstrip(". ")
@@ -292,7 +279,7 @@ def raise_failure(failed: dict[str, Any], request: Request) -> NoReturn:
     elif step == "AutoTokenizer" and "custom code" in failed["error"]:
         message = "its tokenizer needs remote code. Convert it to a fast one, which is tokenizer.json alone."
     else:
-        message = f"{step}: {error}. {HINTS.get(step, '')}".rstrip()
+        message = f"{step}: {error}."
     raise CheckError(message, failed["traceback"])
 
 
@@ -345,8 +332,6 @@ def compare(
     if own_code and len(remote) < len(result["classes"]):
         other = next(name for name in result["classes"] if name not in remote)
         raise CheckError(f"it is loaded as {other}, not by its own code. See auto_map in its config.json.")
-    if result["commit"] and not adapter and not all(result["commit"] in name for name in remote):
-        raise CheckError(f"its code comes from another commit: {remote[0]}.")
     if result["tokens"] != expected.tokens:
         pairs = zip(expected.texts, result["tokens"], expected.tokens, strict=True)
         text, found, wanted = next(pair for pair in pairs if pair[1] != pair[2])
