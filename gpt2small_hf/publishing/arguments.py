@@ -32,10 +32,8 @@ other
 """.split()  # noqa: SIM905
 
 LANGUAGE = re.compile(r"[a-z]{2,3}(-[A-Za-z]{2,8})?|multilingual|code")
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-"""A branch or tag."""
-INVALID_NAME = re.compile(r".*\.\..*|.*(\.|\.lock)|HEAD|[0-9a-f]{40}")
-"""A branch or tag that git does not accept (`git check-ref-format`), or takes for a commit."""
+NAME = re.compile(r"(?!.*\.\.|HEAD$|[0-9a-f]{40}$)[A-Za-z0-9_][A-Za-z0-9._-]*(?<!\.)(?<!\.lock)")
+"""A branch or tag that git accepts (`git check-ref-format`), and does not take for a commit."""
 FINGERPRINT = re.compile("[0-9a-f]{12}")
 """A result of `secret_scan.fingerprint`."""
 ADDRESS = re.compile(r"https?://[^\s()<>{}`\\]+")
@@ -169,11 +167,9 @@ def check_names(args: Namespace) -> None:
     for name in ("tag", "revision"):
         value = getattr(args, name)
         if value is not None and not NAME.fullmatch(value):
-            raise UsageError(f"--{name} {value}: use letters, digits, dots, dashes and underscores.")
-        if value is not None and INVALID_NAME.fullmatch(value):
             raise UsageError(
-                f"--{name} {value} is not a name that git accepts. Avoid .., a final dot or .lock, HEAD, and 40 "
-                "hexadecimal digits."
+                f"--{name} {value}: use letters, digits, dots, dashes and underscores, without .., a final dot or "
+                ".lock; not HEAD or 40 hexadecimal digits."
             )
     if args.tag is not None and args.tag in ("main", args.revision):
         raise UsageError(f"--tag {args.tag} is the name of a branch. Use another.")
@@ -211,11 +207,10 @@ def check_address(flag: str, value: str) -> None:
 
 def is_repo_id(value: str) -> bool:
     """Return whether a value is `user/name` as the Hub allows it."""
-    try:
-        validate_repo_id(value)
-    except HFValidationError:
-        return False
-    return "/" in value
+    with suppress(UsageError):
+        check_repo_id(value)
+        return True
+    return False
 
 
 def check_license(args: Namespace) -> None:

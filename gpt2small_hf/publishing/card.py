@@ -155,7 +155,7 @@ def metadata(facts: dict[str, Any]) -> str:
     publication, data, converted = facts["publication"], facts["data"], facts["converted"]
     base, origin, license = facts["base"], facts["origin"], publication.license
     eval_results = evaluation_results(facts)
-    datasets = {*(data.datasets if data else ()), converted.dataset if converted else None}
+    datasets = {*(data["datasets"] if data else ()), converted["dataset"] if converted else None}
     card = ModelCardData(
         language=publication.languages or None,
         license=license.id if license else None,
@@ -166,8 +166,8 @@ def metadata(facts: dict[str, Any]) -> str:
         tags=["gpt2small_hf", "gpt2", *["conversational"] * facts["is_chat"], *["lora"] * bool(facts["adapter"])],
         datasets=sorted(filter(None, datasets)) or None,
         # A converted model has no relation: it is neither fine-tuned, quantized, merged nor an adapter.
-        base_model=base.repo if base and base.repo else origin.repo if origin else None,
-        base_model_relation=("adapter" if facts["adapter"] else "finetune") if base and base.repo else None,
+        base_model=base["repo"] if base and base["repo"] else origin["repo"] if origin else None,
+        base_model_relation=("adapter" if facts["adapter"] else "finetune") if base and base["repo"] else None,
         widget=widget(facts["example"].fitting, chat=facts["is_chat"]) or None,
         model_name=facts["name"] if eval_results else None,
         eval_results=eval_results or None,
@@ -178,11 +178,11 @@ def metadata(facts: dict[str, Any]) -> str:
 def evaluation_results(facts: dict[str, Any]) -> list[EvalResult]:
     """Return the held-out results for the metadata; none if nothing was measured or the data are not known."""
     heldout, data, resolved = facts["heldout"], facts["data"], facts["resolved"]
-    if heldout is None or data is None or not data.measured_on.shown or resolved is None:
+    if heldout is None or data is None or not data["measured_on"].shown or resolved is None:
         return []
-    after, sources = heldout.after, data.measured_on.shown
+    after, sources = heldout.after, data["measured_on"].shown
     hub = next((source.dataset for source in sources if source.dataset), None)
-    n_more = data.measured_on.n_total - 1
+    n_more = data["measured_on"].n_total - 1
     part = "" if resolved.data.sources.get("validation") else "held-out part of "
     measured = {
         "loss": ("loss, nats per token", after and after.loss_nats),

@@ -27,70 +27,32 @@ class Excerpt:
     n_total: int
 
 
-@dataclass(frozen=True)
-class DataFacts:
-    """The data of a run."""
-
-    train: Excerpt
-    """`DataSource` records: `dataset` is the id of a public data set on the Hub, else None."""
-    measured_on: Excerpt
-    """Sources of what was held out: those of the training data if a part of it was."""
-    datasets: list[str]
-    """Ids of public data sets on the Hub."""
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where weights that were not trained here come from."""
-
-    name: str
-    url: str | None
-    """None if it is a private repository."""
-    repo: str | None
-    """Its id, if it is a public repository on the Hub."""
-
-
-@dataclass(frozen=True)
-class BaseFacts:
-    """The model that a run started from."""
-
-    name: str
-    repo: str | None
-    """Its repository, if it is public."""
-    is_private: bool = False
-    """Whether it is in a private repository."""
-
-
-@dataclass(frozen=True)
-class ConvertedFacts:
-    """Weights of another code base."""
-
-    code_base: str
-    settings: dict[str, Any]
-    """Numbers and texts among the settings that were stored with the weights."""
-    dataset: str | None
-    """The Hub id of the training data, if it is public."""
-
-
 def linked_repositories(source: PushSource, publication: Publication) -> list[tuple[str, str]]:
     """List the repositories that the card names beside its own: type (`model` or `dataset`) and id."""
     base, origin, converted = base_facts(source.run, publication), origin_facts(publication), converted_facts(source)
-    models = {base and base.repo, source.run and baseline_repository(publication), publication.twin}
-    models.add(origin and origin.repo)
+    models = [source.run and baseline_repository(publication), publication.twin]
+    models += [known["repo"] for known in (base, origin) if known]
     linked = {("model", name) for name in models if name}
-    if converted and converted.dataset:
-        linked.add(("dataset", converted.dataset))
+    if converted and converted["dataset"]:
+        linked.add(("dataset", converted["dataset"]))
     return sorted(linked | (hub_ids(source.run.resolved) if source.run else set()))
 
 
-def data_facts(resolved: Resolved) -> DataFacts | None:
-    """Return the data of staged settings, where Hub ids are those of public data sets; None if not recorded."""
+def data_facts(resolved: Resolved) -> dict[str, Any] | None:
+    """Return the data of staged settings, where Hub ids are those of public data sets; None if not recorded.
+
+    What was measured on are sources of the training data if a part of it was held out.
+    """
     sources = resolved.data.sources
     if not sources:
         return None
     datasets = {name for one in sources["train"] if (name := hub_dataset(one))}
     measured_on = sources.get("validation") or sources["train"]
-    return DataFacts(data_sources(sources["train"]), data_sources(measured_on), sorted(datasets))
+    return {
+        "train": data_sources(sources["train"]),
+        "measured_on": data_sources(measured_on),
+        "datasets": sorted(datasets),
+    }
 
 
 def data_sources(sources: list[DataSource]) -> Excerpt:
@@ -99,15 +61,16 @@ def data_sources(sources: list[DataSource]) -> Excerpt:
     return Excerpt([replace(one, dataset=hub, name=hub or one.label) for hub, one in shown], len(sources))
 
 
-def origin_facts(publication: Publication) -> Origin | None:
-    """Return where weights that were not trained here come from, if it is known."""
+def origin_facts(publication: Publication) -> dict[str, str | None] | None:
+    """Return where weights that were not trained here come from, if known; a private repository has no `url`."""
     given = publication.origin
     if given is None:
         return None
     if given.startswith("http"):
-        return Origin(given, given, None)
+        return {"name": given, "url": given, "repo": None}
     is_private = given in publication.private
-    return Origin(given, None, None) if is_private else Origin(given, f"https://huggingface.co/{given}", given)
+    url, repo = (None, None) if is_private else (f"https://huggingface.co/{given}", given)
+    return {"name": given, "url": url, "repo": repo}
 
 
 def developers(source: PushSource, publication: Publication) -> list[str]:
@@ -115,7 +78,7 @@ def developers(source: PushSource, publication: Publication) -> list[str]:
     if publication.developers or source.run:
         return publication.developers or [publication.namespace]
     origin = origin_facts(publication)
-    return [origin.repo.split("/")[0]] if origin and origin.repo else []
+    return [origin["repo"].split("/")[0]] if origin and origin["repo"] else []
 
 
 def copyright_holders(source: PushSource, publication: Publication) -> dict[str, Any]:
@@ -125,19 +88,20 @@ def copyright_holders(source: PushSource, publication: Publication) -> dict[str,
     return {"holders": developers(source, publication), "year": source.run.resolved.made_by.date[:4]}
 
 
-def base_facts(run: Run | None, publication: Publication) -> BaseFacts | None:
-    """Return the model that a run started from; None if it started from new weights."""
+def base_facts(run: Run | None, publication: Publication) -> dict[str, Any] | None:
+    """Return the model that a run started from, with its `repo` if public; None if it started from new weights."""
     if run is None or run.resolved.base is None:
         return None
     base = run.resolved.base
     path = Path(base.init_from)
     if record := published_base(path, base.sha256, publication):
-        return BaseFacts(record.repo_id, record.repo_id)
+        return {"name": record.repo_id, "repo": record.repo_id, "is_private": False}
     name = path.parent.name if path.name == "model" else path.name
     if not (is_of_hub(base.init_from, base.of_hub) and HUB_ID.fullmatch(base.init_from)):
-        return BaseFacts(name, None)
+        return {"name": name, "repo": None, "is_private": False}
     is_private = base.init_from in publication.private
-    return BaseFacts(name, None, is_private) if is_private else BaseFacts(base.init_from, base.init_from)
+    public = None if is_private else base.init_from
+    return {"name": public or name, "repo": public, "is_private": is_private}
 
 
 def published_base(path: Path, digest: str, publication: Publication) -> PublishedCommit | None:
@@ -166,11 +130,12 @@ def baseline_repository(publication: Publication) -> str | None:
     return records[0].repo_id if records and all(records) and records[0] else None
 
 
-def converted_facts(source: PushSource, private: frozenset[str] = frozenset()) -> ConvertedFacts | None:
+def converted_facts(source: PushSource, private: frozenset[str] = frozenset()) -> dict[str, Any] | None:
     """Return what is known of weights of another code base; None of others."""
     if source.converted is None:
         return None
     settings = {n: v for n, v in source.converted["settings"].items() if isinstance(v, (int, float, str))}
     dataset = str(settings.get("dataset"))
     is_public = is_hub_id(dataset) and dataset not in private
-    return ConvertedFacts(source.converted["what"], settings, dataset if is_public else None)
+    code_base = source.converted["what"]
+    return {"code_base": code_base, "settings": settings, "dataset": dataset if is_public else None}
