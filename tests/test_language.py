@@ -27,7 +27,7 @@ WITHDRAWN = {  # pattern → the term to use
 NOT_PROSE = re.compile(
     r"examples/data/.*|tests/publishing/old_stage/.*|.*\.(png|jsonl|yml|bin)|tests/test_language\.py"
 )
-EXCEPTIONS = {"examples/EXPERIMENTS.md": {"passes over"}, "tests/publishing/test_card.py": {"passes over"}}
+EXCEPTIONS = {"examples/EXPERIMENTS.md": {"passes over"}, "tests/publishing/test_card_numbers.py": {"passes over"}}
 """File → withdrawn words that are right there ("8.8 passes over the text")."""
 REMAINING: dict[str, int] = {}
 """Folder → how many withdrawn words are left in it. Lower a number when you fix one; never raise it."""
