@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpt2small_hf.config.parser import FlagParser
+from gpt2small_hf.config.parser import FlagParser, without_flags
 from gpt2small_hf.invocation import command
 from gpt2small_hf.judge.arguments import KEY_VARIABLE, JudgeArguments
 from gpt2small_hf.runs.files import check_writable
@@ -28,6 +28,8 @@ def main(words: list[str]) -> None:
     from gpt2small_hf.judge.judgement import judge
 
     if judge(where.ANSWERS, settings) is None:
-        print(f"\nnext: {command('judge', *(word for word in words if word != '--dry_run'))}")
+        print(f"\nnext: {command('judge', *without_flags(words, {'dry_run'}))}")
     else:
         print(f"\n{settings.output / 'table.md'} and scores.json are written.")
+        more = command("judge", *without_flags(words, {"runs"}), "--runs", str(settings.runs + 2))
+        print(f"next: {more} (two more runs)")

@@ -107,7 +107,8 @@ class Control(Part):
 
     name: str
     is_passed: bool
-    difference: float
+    difference: float | None = None
+    """Null if no question has scores of both entries; the control then fails."""
     standard_error: float | None = None
     p: float
     finding: str

@@ -160,7 +160,7 @@ def check_controls(entries: Sequence[Entry], scores: Array) -> list[Control]:
       model do not score above its own.
     """
     at = {entry.kind: number for number, entry in enumerate(entries) if entry.kind != MODEL}
-    found: list[Control | None] = []
+    found: list[Control] = []
     if REPEATED in at:
         found.append(_control("repeated model", scores, at[REPEATED], 0, entries, may=(False, False)))
     if REFERENCE in at:
@@ -174,16 +174,17 @@ def check_controls(entries: Sequence[Entry], scores: Array) -> list[Control]:
             found.append(check)
     elif SHUFFLED in at:
         found.append(_control("shuffled answers", scores, 0, at[SHUFFLED], entries, may=(True, False)))
-    return [one for one in found if one]
+    return found
 
 
 def _control(
     name: str, scores: Array, of: int, than: int, entries: Sequence[Entry], may: tuple[bool, bool], must: bool = False
-) -> Control | None:
+) -> Control:
     """Compare two entries; a significant difference may be positive and negative as `may` says, or must be positive."""
     found = difference(scores, of, than)
     if found is None:
-        return None
+        finding = f"no question has valid scores of {entries[of].label} and of {entries[than].label}"
+        return Control(name=name, is_passed=False, p=1.0, finding=finding)
     is_significant = found.p < CONTROL_LEVEL
     is_passed = (is_significant and found.value > 0) if must else not is_significant or may[found.value < 0]
     error = found.standard_error

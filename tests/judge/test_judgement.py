@@ -311,4 +311,5 @@ def test_command_needs_no_torch(answers, serve, settings):
     words += ["--output", str(settings().output)]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "table.md" in done.stdout.splitlines()[-1]
+    assert "table.md" in done.stdout.splitlines()[-2]
+    assert done.stdout.splitlines()[-1].endswith(f"--output {settings().output} --runs 3 (two more runs)")

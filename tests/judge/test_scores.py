@@ -156,6 +156,12 @@ def test_shuffled_answers_without_references_may_not_beat_their_own():
     assert [one.is_passed for one in check_controls(entries, scores[kept] + [[[0]], [[0]], [[80]]])] == [False]
 
 
+def test_controls_without_any_valid_score_fail():
+    entries, scores = simulated(1)
+    found = check_controls(entries, np.full(scores.shape, np.nan))
+    assert [(one.is_passed, one.difference) for one in found] == [(False, None)] * 3
+
+
 # ---- effects --------------------------------------------------------------------------------------------------------
 
 
