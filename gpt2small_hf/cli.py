@@ -21,6 +21,7 @@ COMMANDS = {  # name → module, help
     "train": ("gpt2small_hf.commands.train", "train a model from a recipe, or resume its run"),
     "evaluate": ("gpt2small_hf.commands.evaluate", "measure models on held-out text and benchmarks, and compare them"),
     "sweep": ("gpt2small_hf.commands.sweep", "train a folder of recipes with several seeds and compare the losses"),
+    "answer": ("gpt2small_hf.commands.answer", "let models answer a file of questions, for a comparison"),
     "chat": ("gpt2small_hf.commands.chat", "talk to a run, a checkpoint or a model of the Hub in the terminal"),
     "convert": ("gpt2small_hf.commands.convert", "convert GPT-2 weights to this package's format, or from it"),
     "judge": ("gpt2small_hf.commands.judge", "let a language model score the answers of several models"),

@@ -1,4 +1,4 @@
-"""The flags of `plan`, `sweep` and `chat` that are not settings of a run."""
+"""The flags of `plan`, `sweep`, `chat` and `answer` that are not settings of a run."""
 
 from __future__ import annotations
 
@@ -84,3 +84,27 @@ class ChatArguments:
             )
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top_p is {self.top_p:g}. Give a probability above 0, up to 1.")
+
+
+@dataclass(frozen=True)
+class AnswerArguments:
+    """The questions, and how they are answered."""
+
+    questions: str | None = setting(
+        None,
+        "Questions: .jsonl, .json or .parquet with question and reference, instruction, input and output (Alpaca), or "
+        "messages; FILE[935:1045] for some rows.",
+    )
+    output: Path = setting(Path("answers"), "Folder of the files of answers.")
+    max_new_tokens: int = setting(256, "Longest answer, in tokens.")
+    batch_size: int = setting(16, "Questions that are answered together; answers do not depend on it.")
+    prompt_format: str | None = setting(
+        None,
+        "Prompt: template (the tokenizer's chat template), alpaca, or plain (the question alone). Unset: the template "
+        "if there is one, else alpaca.",
+        choices=["template", "alpaca", "plain"],
+    )
+    trust_remote_code: bool = setting(False, "Run Python code that is stored with the model, if it needs it.")
+
+    def __post_init__(self) -> None:
+        require_at_least(self, {"max_new_tokens": 1, "batch_size": 1})
