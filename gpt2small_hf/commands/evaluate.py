@@ -92,7 +92,7 @@ def main(words: list[str]) -> None:
     shared = {name: value for name, value in vars(args).items() if name in Evaluation.__dataclass_fields__}
     wanted = Evaluation(**{**shared, "tasks": tasks, "baseline": baseline}, models=models, heldout=heldout)
     evaluate_models(wanted)
-    print(f"next: {command('chat', others.MODEL[0])}")
+    print(f"next: {command('chat', others.MODEL[0].removesuffix(':all'))}")
 
 
 def _baseline(wanted: str | None, labels: list[str], words: list[str]) -> str | None:

@@ -19,6 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from gpt2small_hf.config.data import PrepareArguments
 from gpt2small_hf.data.corpus.prepare import prepare
@@ -89,6 +90,7 @@ def evaluate_models(wanted: Evaluation) -> EvaluationResults:
 
     Raises: UsageError for a model, text or task that cannot be used.
     """
+    logging.disable_progress_bar()  # those of transformers while it loads weights
     harness = check_installed() if wanted.tasks else None
     local = wanted.local_tasks if wanted.local_tasks.is_dir() else None
     benchmarks = load_benchmarks(wanted.tasks, local, wanted.num_fewshot) if wanted.tasks else Benchmarks({}, {})

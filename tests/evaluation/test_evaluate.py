@@ -35,11 +35,12 @@ def test_a_runs_held_out_loss_is_that_of_its_end(tiny_run, place, capsys):
 
 
 @pytest.mark.slow
-def test_checkpoints_are_compared_on_the_same_rows(tiny_run, place):
+def test_checkpoints_are_compared_on_the_same_rows(tiny_run, place, capsys):
     found = evaluate(place, f"{tiny_run.root}:all", "--max_rows", 6)
     assert len(found.scores) > 1
     assert {one.model for one in found.comparisons} == {one.model for one in found.scores[1:]}
     assert len({one.items_sha256 for one in found.scores}) == 1
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"chat {tiny_run.root}")
 
 
 @pytest.mark.slow
