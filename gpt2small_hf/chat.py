@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -169,9 +170,13 @@ class AnswerStreamer(TextStreamer):
         self.stops = stops
         self.ids: list[int] = []
         self.ended = False
+        self.is_stopped = False
+        """Set to end the answer at the next token."""
 
     def put(self, value: Tensor) -> None:
-        """Take the prompt, then each token."""
+        """Take the prompt, then each token. Raises: KeyboardInterrupt if the answer is stopped."""
+        if self.is_stopped:
+            raise KeyboardInterrupt
         if not self.next_tokens_are_prompt:
             (id,) = value.tolist()
             if id in self.stops:
@@ -260,9 +265,16 @@ def obey(line: str, session: Session) -> bool:
         raise UsageError(f"{word} is not a command. /help lists them.")
     elif line.strip() or not session.has_template:
         streamer = AnswerStreamer(session.tokenizer, stop_tokens(session.model))
+
+        def stop(*_: object) -> None:  # an exception from the handler can be lost in the code that it interrupts
+            streamer.is_stopped = True
+
+        before = signal.signal(signal.SIGINT, stop)
         try:
             session.answer(line, streamer)
         except KeyboardInterrupt:
             streamer.end()
             raise
+        finally:
+            signal.signal(signal.SIGINT, before)
     return True
