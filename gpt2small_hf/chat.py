@@ -54,7 +54,7 @@ class Session:
         self.model, self.tokenizer, self.arguments = model, tokenizer, arguments
         self.has_template = tokenizer.chat_template is not None
         self.context = context_length(model)
-        self.room = min(arguments.max_new_tokens, self.context // 4)
+        self.reserved = min(arguments.max_new_tokens, self.context // 4)
         """Tokens of the context that are kept for an answer, at the cost of the oldest turns."""
         self.said: set[str] = set()
         self.note = note
@@ -70,7 +70,7 @@ class Session:
         found: list[Message] = [{"role": "system", "content": text}] if text else []
         if found and not self.has_template:
             raise UsageError("the model has no chat template, so it takes no system message. Put it into the text.")
-        if found and self._length([*found, {"role": "user", "content": "?"}]) > self.context - self.room:
+        if found and self._length([*found, {"role": "user", "content": "?"}]) > self.context - self.reserved:
             raise UsageError(f"the system message is too long for the context of {self.context:,} tokens. Shorten it.")
         self.messages, self.text = found, []
 
@@ -113,7 +113,7 @@ class Session:
         """Add a user message, drop the oldest turns if the context is too short, and return the prompt's ids."""
         self.messages.append({"role": "user", "content": line})
         first = int(self.messages[0]["role"] == "system")
-        while (length := self._length(self.messages)) > self.context - self.room and len(self.messages) > first + 1:
+        while (length := self._length(self.messages)) > self.context - self.reserved and len(self.messages) > first + 1:
             del self.messages[first : first + 2]  # a question and its answer
             self.once(f"The oldest turns are left out: the context has {self.context:,} tokens.")
         if length >= self.context:
@@ -135,9 +135,9 @@ class Session:
         ids: list[int] = (
             self.tokenizer(line, split_special_tokens=True, verbose=False)["input_ids"] if line else self.text
         )  # pyright: ignore[reportAssignmentType]
-        if len(ids) > self.context - self.room:
+        if len(ids) > self.context - self.reserved:
             self.once(f"Only the end of the text is read: the context has {self.context:,} tokens.")
-            ids = ids[-(self.context - self.room) :]
+            ids = ids[-(self.context - self.reserved) :]
         if not ids:  # nothing to continue: a new text
             start = self.tokenizer.bos_token_id
             ids = [self.tokenizer.eos_token_id if start is None else start]  # pyright: ignore[reportAssignmentType]
