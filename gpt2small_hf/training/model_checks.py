@@ -54,7 +54,7 @@ def check_model(
     if config.run.branch_from is None and inputs.base is None:  # newly initialised
         yield _initial_loss(model, loss, config.run.allow_high_initial_loss)
     yield _accumulation(trainer, model, batch)
-    yield _gradients(model)
+    yield _gradients(model, batch)
     yield _causality(model, batch)
     yield from _documents(model, sample)
     yield _positions(model, rows, sample, inputs.known_positions)
@@ -119,15 +119,14 @@ def _accumulation(trainer: CausalLMTrainer, model: GPT2SmallForCausalLM, batch: 
     return Check("accumulation", "fail", f"{found}: {fix}")
 
 
-def _gradients(model: GPT2SmallForCausalLM) -> Check:
+def _gradients(model: GPT2SmallForCausalLM, batch: Batch) -> Check:
     """Check the gradients that the last backward pass left."""
     parameters = dict(model.named_parameters())
     if not isinstance(model, GPT2SmallForCausalLM):  # only adapters are trained
         parameters = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-    # LoRA's second matrix is initialised with zeros, so the gradient of the first one is zero at the first step. So is
-    # that of new tokens and positions that these rows do not contain.
-    is_zero = ("lora_A", "token_adapter")
+    # LoRA's second matrix is initialised with zeros, so the gradient of the first one is zero at the first step.
+    is_zero = ("lora_A", *_unread_rows(model, batch))
     wrong = {
         "no gradient": [name for name in parameters if name not in gradients],
         "one that is not finite": [name for name, g in gradients.items() if not g.isfinite().all()],
@@ -139,6 +138,29 @@ def _gradients(model: GPT2SmallForCausalLM) -> Check:
         return Check("gradients", "ok", f"all {len(parameters):,} tensors get one that is finite and not zero")
     found = "; ".join(f"{_few(names)} got {what}" for what, names in wrong.items() if names)
     return Check("gradients", "fail", f"{found}: each must be used, not frozen, and not multiplied by zero.")
+
+
+def _unread_rows(model: GPT2SmallForCausalLM, batch: Batch) -> list[str]:
+    """Return LoRA's modules that train rows of an embedding (new tokens or positions) that the batch does not contain.
+
+    Their gradient is zero without an error: a short batch, for example, contains no new position.
+    """
+    positions = batch.get("position_ids")
+    if positions is None:
+        positions = torch.arange(batch["labels"].shape[1], device=batch["labels"].device).expand_as(batch["labels"])
+    read = {
+        model.get_input_embeddings(): batch["input_ids"],
+        # Positions after the last label have no gradient.
+        model.get_position_embeddings(): positions[:, :-1][supervised(batch)],
+    }
+    unread = []
+    for name, module in model.named_modules():
+        parent, _, last = name.rpartition(".")
+        if last == "token_adapter" and (ids := read.get(model.get_submodule(parent))) is not None:
+            rows = torch.tensor([row for rows in module.token_indices.values() for row in rows])  # pyright: ignore
+            if not torch.isin(ids.cpu(), rows).any():
+                unread.append(name)
+    return unread
 
 
 def _few(names: list[str]) -> str:

@@ -12,6 +12,7 @@ from gpt2small_hf.data.corpus.shards import SplitCounts, SplitWriter
 from gpt2small_hf.runs.layout import DataFolder
 
 DTYPE = np.dtype("<u2")
+NOTHING = SplitCounts(tokens=0, documents=0, bytes=0)
 parts = st.lists(st.lists(st.integers(0, 65_535), min_size=1, max_size=8), min_size=1, max_size=4)
 
 
@@ -32,21 +33,22 @@ def test_stopped_writer_resumes_from_its_last_record(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "SHARD_TOKENS", capacity)
-        writer = SplitWriter(once, "train", DTYPE, SplitCounts())
+        writer = SplitWriter(once, "train", DTYPE, NOTHING)
         append(writer, parts)
-        names = writer.finish()
+        finished = writer.finish()
         writer.close()
 
-        writer = SplitWriter(twice, "train", DTYPE, SplitCounts())
+        writer = SplitWriter(twice, "train", DTYPE, NOTHING)
         append(writer, parts[:stop])
         recorded = writer.flush()
         append(writer, parts[stop:])  # done, but never recorded
         writer.close()
-        writer = SplitWriter(twice, "train", DTYPE, SplitCounts(**recorded))
+        writer = SplitWriter(twice, "train", DTYPE, recorded)
         append(writer, parts[stop:])
-        assert writer.finish() == names
+        assert writer.finish() == finished
         writer.close()
 
+    names = finished.files
     assert contents(once) == contents(twice)
     assert set(contents(once)) == {*names, "train-documents.bin"}
     tokens = [token for part in parts for token in part]
@@ -58,7 +60,7 @@ def test_stopped_writer_resumes_from_its_last_record(
 
 
 def test_counts_say_what_was_written(tmp_path: Path):
-    writer = SplitWriter(DataFolder(tmp_path), "train", DTYPE, SplitCounts())
+    writer = SplitWriter(DataFolder(tmp_path), "train", DTYPE, NOTHING)
     writer.append(np.array([5, 900, 7], np.uint32), np.array([0, 2]), 11)
-    assert writer.flush() == {"tokens": 3, "documents": 2, "bytes": 11, "max_id": 900}
+    assert writer.flush() == SplitCounts(tokens=3, documents=2, bytes=11, max_id=900)
     writer.close()
