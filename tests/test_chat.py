@@ -225,7 +225,11 @@ def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_program(tiny_run, tmp
             wait_for("Once the fox\r\n.{40}")
             os.write(ours, b"\x03")
             wait_for(r"\[stopped\]\r\n> ")
-        os.write(ours, b"half a line\x03")
+        # Ctrl-C before `input` waits for a key is taken only with the next key, so the echo is awaited.
+        os.write(ours, b"half a line")
+        wait_for("half a line")
+        time.sleep(0.2)
+        os.write(ours, b"\x03")
         wait_for("/quit or Ctrl-D ends\r\n> ")
         os.write(ours, b"\x04")
         assert process.wait(60) == 0
