@@ -75,13 +75,17 @@ def local_names(folder: Path) -> dict[str, list[Path]]:
 
 
 def write_tasks(names: dict[str, list[Path]], output: Path) -> None:
-    """Write a YAML task for each file and a group for each folder."""
+    """Write a YAML task for each file and a group for each folder.
+
+    Raises: UsageError naming the first line of a file that is not an item of its task.
+    """
     output.mkdir(parents=True, exist_ok=True)
     for name, files in names.items():
         leaves = {name: files[0]} if files[0].parent.name != name else {f"{name}_{file.stem}": file for file in files}
         for leaf, file in leaves.items():
             form = _form(file)
             assert form is not None
+            _check_lines(file, form)
             form_fields = FORMS[form] + (_query_text(file) if form[0] == "query" else "")
             data = json.dumps(str(file.resolve()))
             _write(
@@ -115,6 +119,20 @@ def _first(file: Path) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _check_lines(file: Path, keys: tuple[str, ...]) -> None:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                item = json.loads(line)
+                is_whole = all(item[key] is not None for key in keys)
+                is_gold = "choices" not in keys or item["gold"] in range(len(item["choices"]))
+            except (ValueError, LookupError, TypeError):
+                is_whole, is_gold = False, True
+            if not (is_whole and is_gold):
+                allowed = f"it has {', '.join(keys)}" if is_gold else "gold is the number of one of its choices, from 0"
+                raise UsageError(f"{file}, line {number} is not an item like those before it: {allowed}. Correct it.")
 
 
 def _query_text(file: Path) -> str:

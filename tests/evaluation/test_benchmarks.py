@@ -87,6 +87,16 @@ def test_a_folder_without_tasks_lists_the_known_forms(tmp_path):
         local_names(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "line", ["", "not JSON", "3", '{"query": "x"}', '{"query": "x", "choices": ["a", "b"], "gold": 2}']
+)
+def test_a_line_that_is_not_an_item_is_named(tmp_path, line):
+    good = '{"query": "x", "choices": ["a", "b"], "gold": 1}'
+    (tmp_path / "mine.jsonl").write_text(f"{good}\n{line}\n{good}\n")
+    with pytest.raises(UsageError, match=r"mine\.jsonl, line 2 is not an item like those before it: (it has|gold)"):
+        write_tasks(local_names(tmp_path), tmp_path / "tasks")
+
+
 @pytest.mark.slow
 def test_a_model_without_knowledge_scores_chance(benchmarks, model, tiny_tokenizer):
     """All logits are 0: answers of one length tie, and a tie counts as its share."""

@@ -73,7 +73,7 @@ class JudgeServer(ThreadingHTTPServer):
 
     Args:
         judge: writes the scores.
-        faults: of the next requests, in their order; None is no fault.
+        faults: of the next requests, in their order; None answers as usual.
         without: fields of a request that are refused with status 400.
         seconds: before each reply.
     """
