@@ -35,6 +35,9 @@ class EvaluateArguments:
         None, "Tokens in a row of text. Unset: as the run was trained, else the model's context, at most 1,024."
     )
     max_rows: int | None = setting(None, "Maximum number of rows of text. Unset: all.")
+    prompts: list[str] | None = setting(
+        None, "Texts that each model continues, greedily and sampled with a seed; with --chat_template, questions."
+    )
     baseline: str | None = setting(None, "Model to compare the others with. Unset: the first of several.")
     limit: int | None = setting(None, "Maximum number of items of a task, to try a command out. Unset: all.")
     num_fewshot: int | None = setting(None, "Number of solved examples before each question. Unset: as the task says.")
@@ -83,9 +86,11 @@ def main(words: list[str]) -> None:
     tasks = named if args.tasks is not None else list(local)
     if tasks:
         check_installed()
-    heldout = bool(args.text or args.data_dir) or (not tasks and any(model.run for model in models))
-    if not (tasks or heldout):
-        raise UsageError(f"{labels[0]} is not a run, so it has no held-out text. Give --text, --tasks or --task_data.")
+    heldout = bool(args.text or args.data_dir) or (not (tasks or args.prompts) and any(model.run for model in models))
+    if not (tasks or heldout or args.prompts):
+        raise UsageError(
+            f"{labels[0]} is not a run, so it has no held-out text. Give --text, --tasks, --task_data or --prompts."
+        )
     write_tasks({name: files for name, files in local.items() if name in tasks}, args.output_dir / "tasks")
     from gpt2small_hf.evaluation.command import Evaluation, evaluate_models
 

@@ -36,17 +36,20 @@ from gpt2small_hf.evaluation.benchmarks import (
 from gpt2small_hf.evaluation.comparison import (
     HELD_OUT,
     EvaluationResults,
+    ModelCompletion,
     benchmark_table,
+    completion_tables,
     heldout_table,
     notes_of,
     pooled,
     results_of,
     score_of,
 )
+from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.evaluation.items import Header, Item, TaskItems, Text
 from gpt2small_hf.evaluation.models import ModelSource, load_model, weights_sha256
-from gpt2small_hf.formatting import console_table, escaped, markdown_table
+from gpt2small_hf.formatting import console_table, escaped, markdown_table, one_line
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import DataFolder
 from gpt2small_hf.runs.provenance import made_by
@@ -69,6 +72,7 @@ class Evaluation:
     split: str = "validation"
     seq_len: int | None = None
     max_rows: int | None = None
+    prompts: list[str] | None = None
     baseline: str | None = None
     limit: int | None = None
     num_fewshot: int | None = None
@@ -95,6 +99,7 @@ def evaluate_models(wanted: Evaluation) -> EvaluationResults:
     local = wanted.local_tasks if wanted.local_tasks.is_dir() else None
     benchmarks = load_benchmarks(wanted.tasks, local, wanted.num_fewshot) if wanted.tasks else Benchmarks({}, {})
     found: dict[str, dict[str, TaskItems]] = {}
+    completions: list[ModelCompletion] = []
     skipped: list[str] = []
     with _progress() as progress:
         for source in wanted.models:
@@ -106,10 +111,10 @@ def evaluate_models(wanted: Evaluation) -> EvaluationResults:
                     found.setdefault(name, {})[source.label] = measured.benchmark(name, task)
                 except ContextTooShortError as error:
                     skipped.append(f"{name} was not measured for {source.label}: {error}")
+            completions += measured.completions()
             measured.print_summary(benchmarks, found)
     results = results_of(_with_groups(found, benchmarks.groups), wanted.baseline)
-    results = _finished(wanted, results, skipped)
-    return results
+    return _finished(wanted, replace(results, completions=completions), skipped)
 
 
 def _finished(wanted: Evaluation, results: EvaluationResults, skipped: list[str]) -> EvaluationResults:
@@ -122,6 +127,10 @@ def _finished(wanted: Evaluation, results: EvaluationResults, skipped: list[str]
     for header, *rows in tables:
         parts.append(markdown_table(header, rows, range(2)))
         print(f"\n{console_table(header, rows, range(2))}")
+    for prompt, (header, *rows) in completion_tables(results).items():
+        parts += [f"## {escaped(prompt)}", markdown_table(header, rows, range(3))]
+        shown = [[model, one_line(greedy, 80)] for model, greedy, _ in rows]
+        print(f"\n{console_table(['model', one_line(prompt, 80)], shown, range(2))}")
     sentences = notes_of(results)
     parts.append("\n".join(f"- {escaped(sentence)}" for sentence in sentences))
     with atomic_write(page) as temporary:
@@ -249,6 +258,12 @@ class _Model:
                     "--overwrite to measure again."
                 )
 
+    def completions(self) -> list[ModelCompletion]:
+        """Continue the prompts."""
+        prompts, chat = self.wanted.prompts or [], self.wanted.chat_template
+        found = complete(self.model, self.tokenizer, prompts, chat=chat) if prompts else []
+        return [ModelCompletion(model=self.source.label, **vars(one)) for one in found]
+
     def print_summary(self, benchmarks: Benchmarks, found: dict[str, dict[str, TaskItems]]) -> None:
         """Print a line with the model's scores."""
         label = self.source.label
@@ -258,7 +273,8 @@ class _Model:
             for model, items in models.items():
                 name, first = next(iter(score_of(task, model, items).scores.items()))
                 parts.append(f"{task} {name} {first.value:.4f}")
-        print(f"{self.source.label}: {', '.join(parts)}")
+        if parts:
+            print(f"{self.source.label}: {', '.join(parts)}")
 
 
 def heldout_rows(

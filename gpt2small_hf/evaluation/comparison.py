@@ -30,6 +30,7 @@ from gpt2small_hf.evaluation.items import LOWER_IS_BETTER, Measured, Score, Task
 from gpt2small_hf.evaluation.task import Rows
 from gpt2small_hf.formatting import number, perplexity
 from gpt2small_hf.runs.records import MadeBy
+from gpt2small_hf.runs.results import Completion
 from gpt2small_hf.runs.typed_json import Part, Record
 
 Found = Mapping[str, Mapping[str, TaskItems]]
@@ -74,6 +75,13 @@ class Comparison(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelCompletion(Completion):
+    """A completion by one of the models."""
+
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationResults(Record):
     """The contents of results.json."""
 
@@ -81,6 +89,7 @@ class EvaluationResults(Record):
     scores: list[TaskScore]
     comparisons: list[Comparison] = field(default_factory=list[Comparison])
     notes: list[str] = field(default_factory=list[str])
+    completions: list[ModelCompletion] = field(default_factory=list[ModelCompletion])
     made_by: MadeBy | None = None
 
 
@@ -248,6 +257,14 @@ def benchmark_table(results: EvaluationResults) -> Rows:
         mean = TaskScore(task=MEAN, model=model, scores={})
         rows.append([MEAN, model, "", "", *(cell for name in names for cell in ("", _difference(results, mean, name)))])
     return [header, *rows] if rows else []
+
+
+def completion_tables(results: EvaluationResults) -> dict[str, Rows]:
+    """Return a table of the models' completions for each prompt: model, greedy, sampled."""
+    tables: dict[str, Rows] = {}
+    for one in results.completions:
+        tables.setdefault(one.prompt, [["model", "greedy", "sampled"]]).append([one.model, one.greedy, one.sampled])
+    return tables
 
 
 def notes_of(results: EvaluationResults) -> list[str]:

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from gpt2small_hf.data.chat.encoding import encode
+from gpt2small_hf.evaluation.models import context_length
 from gpt2small_hf.runs.results import Completion, SamplingSettings
 
 
@@ -42,7 +43,7 @@ def complete(
 
     Returns: one completion for each prompt.
     """
-    context = model.config.max_position_embeddings
+    context = context_length(model)
     if max_new_tokens is None:
         max_new_tokens = 128 if chat else 60
     ids = [one[-context // 2 :] for one in encode_prompts(tokenizer, prompts, chat=chat)]

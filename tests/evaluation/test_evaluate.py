@@ -44,6 +44,22 @@ def test_checkpoints_are_compared_on_the_same_rows(tiny_run, place, capsys):
 
 
 @pytest.mark.slow
+def test_prompts_are_completed_by_each_checkpoint(tiny_run, place, capsys):
+    found = evaluate(place, f"{tiny_run.root}:all", "--prompts", "Once the fox", "Then <b>", "--max_rows", 4)
+    assert not found.scores  # held-out text is measured with --text or --data_dir then
+    models = list(dict.fromkeys(one.model for one in found.completions))
+    assert len(models) > 1
+    assert len(found.completions) == 2 * len(models)
+    last = next(one for one in found.completions if one.model == models[-1])
+    recorded = json.loads(tiny_run.completions.read_text())["completions"][0]
+    assert (last.prompt, last.greedy, last.sampled) == tuple(recorded[key] for key in ("prompt", "greedy", "sampled"))
+    page = (place / "table.md").read_text()
+    assert page.count("## ") == 2
+    assert "<b>" not in page
+    assert all(model in capsys.readouterr().out for model in models[-1:])
+
+
+@pytest.mark.slow
 def test_what_was_measured_is_kept_and_other_settings_are_refused(tiny_run, place):
     first = evaluate(place, tiny_run.root, "--max_rows", 4)
     (path,) = (place / "items").rglob("heldout.jsonl")
