@@ -39,6 +39,7 @@ from gpt2small_hf.evaluation.comparison import (
     ModelCompletion,
     benchmark_table,
     completion_tables,
+    group_table,
     heldout_table,
     notes_of,
     pooled,
@@ -49,6 +50,7 @@ from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.evaluation.items import Header, Item, TaskItems, Text
 from gpt2small_hf.evaluation.models import ModelSource, load_model, weights_sha256
+from gpt2small_hf.evaluation.replicates import group_scores, replicates_of
 from gpt2small_hf.formatting import console_table, escaped, markdown_table, one_line
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import DataFolder
@@ -114,7 +116,9 @@ def evaluate_models(wanted: Evaluation) -> EvaluationResults:
             completions += measured.completions()
             measured.print_summary(benchmarks, found)
     results = results_of(_with_groups(found, benchmarks.groups), wanted.baseline)
-    return _finished(wanted, replace(results, completions=completions), skipped)
+    groups, differences = group_scores(results.scores, replicates_of(wanted.models), wanted.baseline)
+    results = replace(results, groups=groups, group_comparisons=differences, completions=completions)
+    return _finished(wanted, results, skipped)
 
 
 def _finished(wanted: Evaluation, results: EvaluationResults, skipped: list[str]) -> EvaluationResults:
@@ -122,7 +126,7 @@ def _finished(wanted: Evaluation, results: EvaluationResults, skipped: list[str]
     results = replace(results, notes=[*results.notes, *skipped], made_by=made_by([]))
     path, page = wanted.output_dir / "results.json", wanted.output_dir / "table.md"
     results.save(path)
-    tables = [table for table in (heldout_table(results), benchmark_table(results)) if table]
+    tables = [table for table in (heldout_table(results), benchmark_table(results), group_table(results)) if table]
     parts = ["# Evaluation"]
     for header, *rows in tables:
         parts.append(markdown_table(header, rows, range(2)))

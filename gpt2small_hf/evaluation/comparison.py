@@ -75,6 +75,20 @@ class Comparison(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupScore(Part):
+    """A measure of a task over the runs of a recipe, or over the last checkpoints of a run."""
+
+    task: str
+    group: str
+    measure: str
+    n_models: int
+    is_checkpoints: bool
+    mean: float
+    standard_deviation: float
+    """Of one model: over seeds, or over checkpoints."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelCompletion(Completion):
     """A completion by one of the models."""
 
@@ -88,6 +102,9 @@ class EvaluationResults(Record):
     baseline: str | None
     scores: list[TaskScore]
     comparisons: list[Comparison] = field(default_factory=list[Comparison])
+    groups: list[GroupScore] = field(default_factory=list[GroupScore])
+    group_comparisons: list[Comparison] = field(default_factory=list[Comparison])
+    """`model` is a recipe. The error is that of other seeds."""
     notes: list[str] = field(default_factory=list[str])
     completions: list[ModelCompletion] = field(default_factory=list[ModelCompletion])
     made_by: MadeBy | None = None
@@ -230,7 +247,7 @@ def heldout_table(results: EvaluationResults) -> Rows:
                 perplexity(math.exp(loss.value)) if loss.value < 700 else "",
                 number(bits and bits.value, ".4f"),
                 str(loss.n_items),
-                _difference(results, one, "loss_nats"),
+                _difference(results.comparisons, one, "loss_nats"),
             ]
         )
     header = ["held-out rows", "loss (nats/token)", "error", "95 % interval", "perplexity", "bits/byte", "rows"]
@@ -251,12 +268,26 @@ def benchmark_table(results: EvaluationResults) -> Rows:
         for name in names:
             row.append(_cell(one, name))
             if results.comparisons:
-                row.append(_difference(results, one, name))
+                row.append(_difference(results.comparisons, one, name))
         rows.append(row)
     for model in dict.fromkeys(one.model for one in results.comparisons if one.task == MEAN):
         mean = TaskScore(task=MEAN, model=model, scores={})
-        rows.append([MEAN, model, "", "", *(cell for name in names for cell in ("", _difference(results, mean, name)))])
+        cells = [cell for name in names for cell in ("", _difference(results.comparisons, mean, name))]
+        rows.append([MEAN, model, "", "", *cells])
     return [header, *rows] if rows else []
+
+
+def group_table(results: EvaluationResults) -> Rows:
+    """Return the means over seeds or checkpoints as a table; none without groups."""
+    header = ["task", "recipe or run", "models", "measure", "mean", "standard deviation"]
+    rows: Rows = []
+    for one in results.groups:
+        factor, style = (100, ".2f") if one.measure in PERCENT else (1, ".4f")
+        row = [one.task, one.group, f"{one.n_models} {'checkpoints' if one.is_checkpoints else 'seeds'}"]
+        row += [_heading(one.measure), f"{factor * one.mean:{style}}", f"{factor * one.standard_deviation:{style}}"]
+        found = TaskScore(task=one.task, model=one.group, scores={})
+        rows.append([*row, _difference(results.group_comparisons, found, one.measure)])
+    return [[*header, "difference"], *rows] if rows else []
 
 
 def completion_tables(results: EvaluationResults) -> dict[str, Rows]:
@@ -274,8 +305,15 @@ def notes_of(results: EvaluationResults) -> list[str]:
         found.append(
             f"Differences are from {results.baseline} on the same items, with their standard error. They are decided "
             "at 5 % for all comparisons of a measure together (Holm). Errors are those of other items; other seeds of "
-            "the same recipe differ too, by an amount that this table does not show."
+            "the same recipe differ too."
         )
+    if any(not one.is_checkpoints for one in results.groups):
+        found.append(
+            "Standard deviations over seeds are of one run. The differences of recipes are those of runs with the same "
+            "seeds, with the standard error of their mean: a verdict on a recipe needs these, not the items' errors."
+        )
+    if any(one.is_checkpoints for one in results.groups):
+        found.append("Standard deviations over checkpoints include what the model learned between them.")
     if any(not one.has_signal for one in results.scores):
         found.append("(chance): the 95 % interval contains chance, so the task has no signal for this model.")
     return found
@@ -297,8 +335,8 @@ def _cell(one: TaskScore, name: str) -> str:
     return f"{text} (chance)" if is_chance else text
 
 
-def _difference(results: EvaluationResults, one: TaskScore, name: str) -> str:
-    for found in results.comparisons:
+def _difference(comparisons: Sequence[Comparison], one: TaskScore, name: str) -> str:
+    for found in comparisons:
         if (found.task, found.model, found.measure) == (one.task, one.model, name):
             factor, style = (100, ".2f") if name in PERCENT else (1, ".4f")
             value, error = factor * found.difference, factor * (found.standard_error or 0)

@@ -105,6 +105,12 @@ class SweepFolder:
         """Output of the run's processes."""
         return self.root / f"{run.root.name}.log"
 
+    @staticmethod
+    def parts_of(run: RunFolder) -> tuple[str, int, int] | None:
+        """Return recipe, initial-weight seed and training seed of a run of a sweep; None for another folder's name."""
+        match = re.fullmatch(r"(.+)-i(\d+)-t(\d+)", run.root.resolve().name)
+        return (match[1], int(match[2]), int(match[3])) if match else None
+
     def runs(self, recipe: str) -> dict[tuple[int, int], RunFolder]:
         """Return the started runs of a recipe, by their two seeds."""
         found = {}
