@@ -21,6 +21,7 @@ from gpt2small_hf.data.chat.templates import ALPACA
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.completions import stop_tokens, until_stop
 from gpt2small_hf.evaluation.models import ModelSource, context_length, load_model, weights_sha256
+from gpt2small_hf.formatting import console_table
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.answer_files import (
     AnswersFile,
@@ -54,11 +55,22 @@ def answer(models: Sequence[ModelSource], asked: Sequence[AskedQuestion], argume
     for source, path, answers in zip(models, paths, done, strict=True):
         with exclusive_writer(path):
             _answer_with(source, path, asked, {one.id for one in answers}, arguments)
-        answers = AnswersFile.load(path).answers
-        ended = sum(one.ended for one in answers)
-        print(f"{source.label}: {len(answers):,} answers, {ended:,} ended by themselves · wrote {path}")
+    print(f"\n{console_table(*summary(paths))}\nwrote {', '.join(map(str, paths))}")
     print(f"next: {command('judge', *map(str, paths), '--judge_model', 'MODEL')}")
     return paths
+
+
+def summary(paths: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table of files of answers: how many ended by themselves and equal the reference."""
+    rows: list[list[str]] = []
+    for path in paths:
+        found = AnswersFile.load(path)
+        matches = [one.is_match for one in found.answers if one.is_match is not None]
+        n_tokens = sum(one.n_tokens for one in found.answers) / len(found.answers)
+        ended = sum(one.ended for one in found.answers) / len(found.answers)
+        match = f"{sum(matches):,} of {len(matches):,}" if matches else "no references"
+        rows.append([found.header.label, f"{len(found.answers):,}", f"{ended:.1%}", match, f"{n_tokens:.1f}"])
+    return ["model", "answers", "ended by themselves", "exact match", "mean tokens"], rows
 
 
 def header_of(source: ModelSource, asked: Sequence[AskedQuestion], arguments: AnswerArguments) -> AnswersHeader:

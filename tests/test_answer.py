@@ -1,6 +1,7 @@
 """`gpt2small answer`: questions of all formats, files of answers, resuming, batches."""
 
 import json
+import re
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from gpt2small_hf.answer import batches, generate, prompts
 from gpt2small_hf.data.chat.questions import read_questions
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.models import find_model, load_model
-from gpt2small_hf.runs.answer_files import AnswersFile
+from gpt2small_hf.runs.answer_files import AnswersFile, ModelAnswer
 from gpt2small_hf.runs.files import sha256
 
 ROWS = [
@@ -63,8 +64,9 @@ def test_a_wrong_row_is_a_one_line_error(tmp_path, text, says):
 def test_a_file_for_each_model_has_header_and_answers_in_order(chat_run, questions, tmp_path, capsys):
     words = ["answer", f"{chat_run.root}:all", "--questions", str(questions), "--output", str(tmp_path / "answers")]
     assert cli.main([*words, "--max_new_tokens", "20", "--batch_size", "2"]) == 0
-    assert "5 answers" in capsys.readouterr().out
+    printed = capsys.readouterr().out
     path = tmp_path / "answers" / "chat.jsonl"
+    assert re.search(r"^chat +5 +\d+\.0% +\d of 3 +\d+\.\d$", printed, re.MULTILINE)
     file = AnswersFile.load(path)
     file.check_complete(path)
     assert [one.id for one in file.answers] == ["fox", "1", "2", "3", "4"]
@@ -75,6 +77,15 @@ def test_a_file_for_each_model_has_header_and_answers_in_order(chat_run, questio
     assert header.epochs.validation_losses[round(header.epochs.kept) - 1] == min(header.epochs.validation_losses)
     assert header.test_loss is not None
     assert len(list((tmp_path / "answers").glob("chat-*.jsonl"))) == len(list(chat_run.checkpoints.iterdir())) - 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_match"), [(" the fox SAW the river", True), ("The fox saw.", False), ("", False)]
+)
+def test_an_answer_matches_its_reference_without_case_and_punctuation(answer, is_match):
+    words = {"id": "0", "question": "What?", "answer": answer, "ended": True, "n_tokens": 3}
+    assert ModelAnswer(**words, reference="The fox saw the river.").is_match is is_match
+    assert ModelAnswer(**words).is_match is None
 
 
 def test_an_interrupted_command_answers_only_the_rest(chat_run, questions, tmp_path, capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,6 +37,11 @@ class ModelAnswer(Question):
     ended: bool
     """Whether the answer ended with a stop token, not at the maximum number of tokens."""
     n_tokens: int
+
+    @property
+    def is_match(self) -> bool | None:
+        """Whether it equals the reference, without case, punctuation and spaces around; None without a reference."""
+        return None if self.reference is None else _compared(self.answer) == _compared(self.reference)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +136,10 @@ def append_answers(path: Path, answers: Sequence[ModelAnswer]) -> None:
     """Add answers to a file that `resume_answers` prepared."""
     for answer in answers:
         append_jsonl(path, answer.to_json())
+
+
+def _compared(text: str) -> str:
+    return text.lower().translate(str.maketrans("", "", string.punctuation)).strip()
 
 
 def questions_sha256(questions: Sequence[Question]) -> str:
