@@ -116,7 +116,26 @@ class FlagParser(HfArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise: UsageError, instead of printing the usage."""
-        raise UsageError(f"{_plain(message)}. {self.all_flags}")
+        start = "the following arguments are required: "
+        if message.startswith(start):
+            names = message.removeprefix(start).split(", ")
+            message = f"these are required: {', '.join(map(self._with_choices, names))}"
+        message = _plain(message)
+        raise UsageError(message if message[-1] in ".?" else f"{message}. {self.all_flags}")
+
+    def _with_choices(self, name: str) -> str:
+        """Return a required argument with the values that it takes, if they are few: `--to gpt2small|gpt2`."""
+        choices = next((one.choices for one in self._actions if name in one.option_strings), None)
+        return f"{name} {'|'.join(map(str, choices))}" if choices else name
+
+    def _check_value(self, action: Action, value: Any) -> None:
+        """Check a value of a flag with choices. Raises: ArgumentError with the choices, naming the nearest."""
+        if action.choices is None or value in action.choices:
+            return
+        known = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), known, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ArgumentError(action, f"{str(value)!r} is not one of {', '.join(known)}.{hint}")
 
     def fill(self, words: Sequence[str]) -> tuple[Any, ...]:
         """Return the dataclass instances, then the namespace of other arguments, if there are any.
@@ -163,14 +182,16 @@ class FlagParser(HfArgumentParser):
             result = self._get_value(action, str(value))
             self._check_value(action, result)
         except ArgumentError as error:
-            raise UsageError(f"{where}: {_plain(error.message)}.") from None
+            message = _plain(error.message)
+            raise UsageError(f"{where}: {message if message[-1] in '.?' else f'{message}.'}") from None
         _check_digits(where, result)
         return result
 
     def _refuse(self, unknown: Sequence[str]) -> None:
         for word in unknown:
             if not word.startswith("--"):
-                raise UsageError(f"{word} is not a flag. {self.all_flags}")
+                usage = f"Usage: {self.usage}" if self.usage else self.all_flags
+                raise UsageError(f"{word} is not a flag. {usage}")
             self.require(word.lstrip("-").split("=")[0], dashes="--")
 
     def require(self, name: str, *, where: str = "", dashes: str = "") -> None:
@@ -193,7 +214,18 @@ def _plain(message: str) -> str:
     message = re.sub(r"Truthy value expected: got (\S+) but.*", r"'\1' is not true or false", message)
     for kind, word in {"float": "a number", "int": "a whole number"}.items():
         message = re.sub(rf"invalid {kind} value: (.+)", rf"\1 is not {word}", message)
+    if found := re.search(r"'([-+.\de]+)' is not a whole number$", message, re.IGNORECASE):
+        message += _whole_number(found[1])
     return message
+
+
+def _whole_number(text: str) -> str:
+    """Return advice for a whole number that is written as another one, such as 1e6; empty for other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return ""
+    return f". Write {int(value)}." if value.is_integer() and abs(value) <= LARGEST else ""
 
 
 def _check_digits(name: str, value: Any) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -145,7 +146,13 @@ def read_with(
     parser, flags, path = run_parser(command_name, purpose, more, default_recipe), list(words), default_recipe
     # The recipe is the first word or none: anywhere else it could be the last value of a flag that takes several.
     if flags and not flags[0].startswith("-"):
-        path = find_recipe(flags.pop(0))
+        first = flags.pop(0)
+        path = find_recipe(first)
+        if flags and not flags[0].startswith("-") and find_recipe(flags[0]).is_file():
+            raise UsageError(
+                f"{first} and {flags[0]} are two recipes. Give one; a line `extends: {first}` in a recipe of your own "
+                "includes another."
+            )
     if "" in flags[1:]:
         raise UsageError(f"{flags[flags.index('', 1) - 1]} is empty. Give a value, or leave the flag out.")
     values = parser.given(flags)
@@ -325,7 +332,8 @@ def check_sizes(config: RunConfig) -> int:
         if heads > 0 and hidden_size > heads and hidden_size % heads:
             below = hidden_size - hidden_size % heads
             hint = f" Use {below} or {below + heads}, or another --num_attention_heads."
-        raise UsageError(f"{error}{hint}") from None
+        names = "|".join(values)
+        raise UsageError(re.sub(rf"\b({names})\b", r"--\1", str(error)) + hint) from None
     return row_length(config, config.model.max_position_embeddings)
 
 
@@ -334,7 +342,7 @@ def row_length(config: RunConfig, context: int) -> int:
     seq_len = context if config.run.seq_len is None else config.run.seq_len
     if not 2 <= seq_len <= context:
         raise UsageError(
-            f"seq_len is {seq_len}; a row has from 2 to {context} tokens (max_position_embeddings). "
+            f"--seq_len is {seq_len}; a row has from 2 to {context} tokens (--max_position_embeddings). "
             "Change --seq_len or --max_position_embeddings."
         )
     return seq_len

@@ -26,7 +26,7 @@ WITHOUT_WARMUP = {"constant", "reduce_lr_on_plateau", "greedy"}
 """Schedules of transformers that ignore `warmup_steps`."""
 # Settings of the Trainer that a run does not use. `--help_all` does not list them.
 NOT_FOR_RUNS = {
-    *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm"),
+    *("do_train", "do_eval", "do_predict", "local_rank", "push_to_hub", "disable_tqdm", "use_cache"),
     *("resume_from_checkpoint", "auto_find_batch_size"),
 } | {f"hub_{name}" for name in ("token", "private_repo", "model_id", "strategy", "always_push", "revision")}
 _AT_LEAST = {
@@ -122,6 +122,8 @@ class TrainerSettings(DeclaredTrainingArguments):
             raise UsageError("--resume_from_checkpoint is not supported. Use --resume.")
         if self.auto_find_batch_size:
             raise UsageError("--auto_find_batch_size changes the rows per step. Use --find_batch_size, which does not.")
+        if self.use_cache:
+            raise UsageError("--use_cache true keeps keys and values in training, which reads none. Leave it out.")
         require_at_least(self, _AT_LEAST)
         for name, strategy in _INTERVALS.items():
             value = getattr(self, name)

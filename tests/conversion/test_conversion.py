@@ -708,8 +708,8 @@ def test_hub_id_is_found_in_the_cache(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["src"], "the following arguments are required: DST, --to. All flags: "),
-        (["src", "out", "--to", "llama"], "--to: invalid choice: 'llama'"),
+        (["src"], "these are required: DST, --to gpt2small|gpt2. All flags: "),
+        (["src", "out", "--to", "llama"], "--to: 'llama' is not one of gpt2small, gpt2."),
         (["src", "out", "--to", "gpt2", "--overwite"], "--overwite is not a flag. Did you mean --overwrite?"),
     ],
     ids=str,

@@ -574,7 +574,7 @@ def refused(place: Path, *more: str) -> str:
         (("--packing", "bestfit"), "best_fit"),
         (("--text", "README.md"), "cannot be combined"),
         (("--tokenizer", "train"), "cannot be combined"),
-        (("--loss_on", "user"), "invalid choice"),
+        (("--loss_on", "user"), "is not one of"),
         (("--template", "chatlm"), "neither a name (chatml, llama2, alpaca)"),
         (("--early_stopping_patience", "1", "--load_best_model_at_end", "false"), "Give --load_best_model_at_end"),
         (("--validation_fraction", "0"), "no text or chats are held out"),

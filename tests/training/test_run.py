@@ -208,7 +208,7 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
     [
         (["--seq_len", "64"], "seq_len is 64; a row has from 2 to 32 tokens"),
         (["--data_dir", "nowhere", "--text", "x.txt"], "--data_dir cannot be combined with --text"),
-        (["--num_attention_heads", "3"], "hidden_size 16 is not a multiple of num_attention_heads 3"),
+        (["--num_attention_heads", "3"], "--hidden_size 16 is not a multiple of --num_attention_heads 3"),
         (["--resid_pdrop", "1.5"], "resid_pdrop is 1.5"),
         (["--resume", "nowhere"], "nowhere is not a complete checkpoint"),
         (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is not supported. Use --resume."),
