@@ -133,16 +133,23 @@ def test_flag_error_names_the_fix(words, message):
         (None, "Cannot read the recipe"),
         ("1: 2\n", "1 is not the name of a flag"),
         ("a: 1\na: 2\n", "a is given twice"),
+        ("", "is empty"),
+        (" \n\n", "is empty"),
     ],
 )
 def test_invalid_recipe_is_reported_with_its_path(tmp_path, content, words):
     path = tmp_path / "r.yaml"
-    if content:
+    if content is not None:
         path.write_text(content)
     with pytest.raises(UsageError, match=words) as caught:
         read_recipe(path)
     assert "r.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_recipe_of_comments_has_the_defaults(tmp_path):
+    (tmp_path / "r.yaml").write_text("# nothing but defaults\n")
+    assert read_recipe(tmp_path / "r.yaml") == {}
 
 
 @pytest.mark.parametrize("spelled", ["--preflight_only", "--preflight_only true", "--preflight-only=true"])

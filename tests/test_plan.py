@@ -117,7 +117,7 @@ def planned(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, l
     ],
 )
 def test_a_text_run_takes_the_planned_steps_and_tokens(words, prepared, tmp_path, capsys):
-    (recipe := tmp_path / "empty.yaml").write_text("")
+    (recipe := tmp_path / "empty.yaml").write_text("# all defaults\n")
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT, *words.split()]
     said = planned(words, capsys)
     run = run_train([*words, "--output_dir", str(tmp_path / "run"), "--use_cpu"])
@@ -153,7 +153,7 @@ def test_several_devices_are_planned_with_the_batch_that_they_train_with(chat_pl
 
 @pytest.mark.slow
 def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tmp_path, capsys):
-    (recipe := tmp_path / "empty.yaml").write_text("")
+    (recipe := tmp_path / "empty.yaml").write_text("# all defaults\n")
     corpus = ["--text", str(tiny_run.root.parents[1] / "corpus.jsonl"), "--init_from", str(tiny_run.root)]
     words = [str(recipe), *corpus, *SHORT, "--tokens", "1000"]
     steps = planned(words, capsys)["steps"][0]
@@ -163,7 +163,7 @@ def test_text_for_a_trained_model_takes_the_planned_steps(tiny_run, prepared, tm
 
 @pytest.mark.slow
 def test_two_processes_take_the_planned_steps(prepared, tmp_path, capsys):
-    (recipe := tmp_path / "empty.yaml").write_text("")
+    (recipe := tmp_path / "empty.yaml").write_text("# all defaults\n")
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT, "--num_train_epochs", "2"]
     words += ["--gradient_accumulation_steps", "2"]
     said = planned([*words, "--n_devices", "2"], capsys)
@@ -190,7 +190,7 @@ def test_two_processes_take_the_planned_steps(prepared, tmp_path, capsys):
     ],
 )
 def test_the_planned_disk_counts_every_checkpoint_that_training_writes(words, saved, kept, prepared, tmp_path, capsys):
-    (recipe := tmp_path / "empty.yaml").write_text("")
+    (recipe := tmp_path / "empty.yaml").write_text("# all defaults\n")
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, *SHORT[:4], *words.split()]
     said = planned(words, capsys)
     disk, weights = said["disk"], 4 * int(said["model"][0].replace(",", ""))
@@ -204,7 +204,7 @@ def test_the_planned_disk_counts_every_checkpoint_that_training_writes(words, sa
 
 
 def test_prepared_text_is_counted_in_rows_and_passes(prepared, tmp_path, capsys):
-    (recipe := tmp_path / "empty.yaml").write_text("")
+    (recipe := tmp_path / "empty.yaml").write_text("# all defaults\n")
     words = [str(recipe), "--data_dir", str(prepared), *OF_TEXT, "--per_device_train_batch_size", "4"]
     text = " ".join(planned([*words, "--num_train_epochs", "2"], capsys)["text"])
     n_rows = len(TextDataset(prepared, "train", 32))

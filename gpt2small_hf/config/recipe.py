@@ -36,12 +36,13 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
 
     `alternatives` are settings of which one replaces the others; `above` are recipes that extend this one.
 
-    Raises: UsageError naming the file if it is missing, not YAML, or not a list of `key: value`.
+    Raises: UsageError naming the file if it is missing, empty, not YAML, or not a list of `key: value`.
     """
     try:
         if path.is_fifo():  # it is read more than once
             raise UsageError(f"the recipe {path} is a pipe. Save it as a file.")
-        loaded: Any = yaml.load(path.read_text(encoding="utf-8"), _RecipeLoader)
+        text = path.read_text(encoding="utf-8")
+        loaded: Any = yaml.load(text, _RecipeLoader)
     except OSError as error:
         packaged = sorted(each.stem for each in resource("examples").glob("*.yaml"))
         near = difflib.get_close_matches(path.stem, packaged, 1)
@@ -53,7 +54,9 @@ def read_recipe(path: Path, alternatives: Sequence[set[str]] = (), above: tuple[
         ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the latter of long integers and deep nesting
         raise UsageError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    recipe: dict[str, Any] = {} if loaded is None else loaded
+    if not text.strip():
+        raise UsageError(f"{path} is empty. Write one `flag_name: value` per line, as in examples/tiny.yaml.")
+    recipe: dict[str, Any] = {} if loaded is None else loaded  # a recipe of comments has the defaults
     if not isinstance(recipe, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"{path} is not a recipe: write one `flag_name: value` per line, as in examples/tiny.yaml.")
     if unnamed := [key for key in recipe if not isinstance(key, str)]:  # pyright: ignore[reportUnnecessaryIsInstance]
