@@ -29,7 +29,6 @@ from gpt2small_hf.report.notes import CHATS_TO_JUDGE_BY
 from gpt2small_hf.training import budget
 from gpt2small_hf.training.inputs import RunInputs
 from gpt2small_hf.training.model_checks import Check, Sample, check_model, supervised
-from gpt2small_hf.training.run_record import tokens_per_step
 from gpt2small_hf.training.schedules import rates
 from gpt2small_hf.training.trainer import CausalLMTrainer
 
@@ -75,7 +74,7 @@ def preflight(
     checks += [
         _weight_decay(trainer, model),
         _learning_rate(trainer, total_steps),
-        _tokens(rows, total_steps * tokens_per_step(config, rows, args.world_size)),
+        _tokens(trainer, rows, total_steps),
         _disk(trainer, model, total_steps, config.run.output_dir, free_bytes),
         _heldout(rows, heldout),
     ]
@@ -277,7 +276,9 @@ def _learning_rate(trainer: CausalLMTrainer, total_steps: int) -> Check:
     return Check("learning rate", "note", f"{course}: the whole run is warm-up; see --warmup_steps.")
 
 
-def _tokens(rows: RowDataset, n_trained: int) -> Check:
+def _tokens(trainer: CausalLMTrainer, rows: RowDataset, total_steps: int) -> Check:
+    one_pass = budget.one_pass(len(rows), trainer.args, trainer.args.world_size)
+    n_trained = round(one_pass.rows_in(total_steps) * rows.tokens_per_row)  # the last step of an epoch may be shorter
     n_available = round(len(rows) * rows.tokens_per_row)
     data = "chats" if rows.is_chat else "text"
     found = f"{n_trained:,} trained on, of {n_available:,}: {n_trained / n_available:.1f} epochs of the {data}"

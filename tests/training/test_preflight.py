@@ -140,6 +140,19 @@ def test_checks_report_their_figures(folder, tmp_path):
     )
 
 
+@pytest.mark.parametrize("accumulation", [1, 3, 100])
+def test_tokens_trained_on_are_those_the_trainer_counts(folder, tmp_path, accumulation):
+    """The last step of an epoch has fewer rows; with 100 micro-batches per step, each step is an epoch."""
+    trainer = make(
+        folder, tmp_path, max_steps=10, per_device_train_batch_size=32, gradient_accumulation_steps=accumulation
+    )
+    assert len(trainer.train_dataset) % 32
+    found = checked(trainer, folder)["tokens"].found
+    trainer.train()
+    assert trainer.state.epoch > 1
+    assert found.startswith(f"{trainer.state.num_input_tokens_seen:,} trained on, of ")
+
+
 def test_first_row_is_shown_with_special_tokens(folder, tmp_path):
     trainer = make(folder, tmp_path, packing="bos_bestfit")
     assert checked(trainer, folder)["first row"].found.startswith("begins '<|endoftext|>")
