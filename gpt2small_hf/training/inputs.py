@@ -86,15 +86,32 @@ def build_run_inputs(config: RunConfig, n_processes: int | None = None) -> RunIn
     output_dir = config.run.output_dir
     if base and config.run.overwrite and Path(base.name).resolve().is_relative_to(output_dir.resolve()):
         raise UsageError(f"{base.name} is in the run folder that --overwrite replaces. Choose another --output_dir.")
+    n_processes = n_processes or (dist.get_world_size() if dist.is_initialized() else 1)
     if config.chat.chat_data is None:
         inputs = _text_inputs(config, base)
+        _check_batch(config, inputs.rows, n_processes)
     else:
         assert base is not None
-        launched = dist.get_world_size() if dist.is_initialized() else 1
-        inputs = _chat_inputs(config, base, n_processes or launched)
+        inputs = _chat_inputs(config, base, n_processes)
     if inputs.heldout is None and config.trainer.eval_strategy != "no":
         raise UsageError(NOTHING_TO_MEASURE)
     return inputs
+
+
+def _check_batch(config: RunConfig, rows: RowDataset, n_processes: int) -> None:
+    """Refuse a micro-batch larger than the training set: one process would train on all rows, several repeat some.
+
+    More micro-batches per step than an epoch has are accepted: the step has fewer, and its loss is their mean. A few
+    packed chats are often one batch: the preflight notes that.
+    """
+    size = config.trainer.per_device_train_batch_size
+    most = max(1, len(rows) // n_processes)
+    if "per_device_train_batch_size" in config.named and size > most:
+        of_each = f" on each of {n_processes} processes" if n_processes > 1 else ""
+        raise UsageError(
+            f"--per_device_train_batch_size is {size:,}{of_each}, but the training set has {counted(len(rows), 'row')} "
+            f"of {rows.seq_len:,} tokens. Give {most:,} or less, or train on more text."
+        )
 
 
 # ---- text -------------------------------------------------------------------------------------------------------

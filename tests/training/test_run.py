@@ -180,7 +180,9 @@ def test_a_finished_run_is_never_lost(tiny_run, tmp_path, monkeypatch):
     run_train(words)
     with pytest.raises(UsageError, match=r"other settings: seed: 42 -> 7\. .*--overwrite"):
         run_train([*words, "--seed", "7"])
-    with pytest.raises(UsageError, match="multiple of num_attention_heads"):  # found out before the old run is removed
+    with pytest.raises(
+        UsageError, match="multiple of --num_attention_heads"
+    ):  # found out before the old run is removed
         run_train([*words, "--overwrite", "--hidden_size", "17"])
     assert sha256(tiny_run.model / "model.safetensors") == before
 
@@ -213,6 +215,7 @@ def test_overwrite_does_a_run_again_and_keeps_its_hands_off_other_folders(tmp_pa
         (["--resume", "nowhere"], "nowhere is not a complete checkpoint"),
         (["--resume_from_checkpoint", "true"], "--resume_from_checkpoint is not supported. Use --resume."),
         (["--auto_find_batch_size"], "Use --find_batch_size"),
+        (["--per_device_train_batch_size", "100000000"], " rows of 32 tokens. Give "),
         (["--branch_from", "nowhere"], "nowhere is not a complete checkpoint"),
     ],
 )
