@@ -1,5 +1,6 @@
 """Small real models, runs and chats that many tests share, and processes that start without importing torch again."""
 
+import io
 import itertools
 import json
 import multiprocessing
@@ -53,6 +54,9 @@ def _run_script(words: list[str], place: Path, variables: dict[str, str], out: C
     os.environ.update(variables)
     os.dup2(out.fileno(), 1)
     os.dup2(err.fileno(), 2)
+    # New ones: those of the parent may be of a file, in which a position can be set.
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
+    sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
     sys.orig_argv = [sys.executable, *words]
     if words[0] == "-m":
         sys.argv = words[1:]
@@ -86,6 +90,16 @@ def run_script(words: Sequence[str | Path], place: Path, **variables: str) -> su
         ours.close()
     assert process.exitcode is not None
     return subprocess.CompletedProcess(words, process.exitcode, *printed)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Use three processes for two cores, since tests wait for others a fifth of their time.
+
+    Named files run in this process: it starts faster and can stop in a debugger.
+    """
+    if config.args_source is pytest.Config.ArgsSource.ARGS and config.option.numprocesses == "auto":
+        return 0
+    return (3 * (os.cpu_count() or 1) + 1) // 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

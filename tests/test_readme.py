@@ -1,11 +1,14 @@
 """Each code block of README and docs/ is run here or by CI, or parsed, as the comment above it says."""
 
+import json
 import os
 import re
 import shlex
 import shutil
+import socketserver
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,9 +41,41 @@ def test_every_block_has_a_mark_of_how_it_is_tested():
     assert all(f'readme_block "{mark}"' in script for mark in OF_CI)
 
 
+class Asked(socketserver.StreamRequestHandler):
+    """Run the command that a warm `python` was given, and send back what it printed and its status."""
+
+    def handle(self) -> None:
+        words, folder = json.loads(self.rfile.readline())
+        done = run_script(words, Path(folder))
+        self.wfile.write(json.dumps([done.stdout, done.stderr, done.returncode]).encode())
+
+
+@pytest.fixture(scope="module")
+def warm_python(tmp_path_factory):
+    """A folder with a command `python` that runs its arguments as `run_script`, without the time of the imports."""
+    place = tmp_path_factory.mktemp("bin")
+    lines = [
+        f"#!{sys.executable} -IS",
+        "import json, os, socket, sys",
+        "connection = socket.socket(socket.AF_UNIX)",
+        f"connection.connect({str(place / 'socket')!r})",
+        "connection.sendall(json.dumps([sys.argv[1:], os.getcwd()]).encode() + b'\\n')",
+        "out, err, status = json.loads(connection.makefile().read())",
+        "sys.stdout.write(out)",
+        "sys.stderr.write(err)",
+        "sys.exit(status)",
+    ]
+    (place / "python").write_text("\n".join(lines) + "\n")
+    (place / "python").chmod(0o755)
+    with socketserver.ThreadingUnixStreamServer(str(place / "socket"), Asked) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield place
+        server.shutdown()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("mark", "language", "code"), RUN_HERE)
-def test_block_runs(mark, language, code, tiny_run, tmp_path):
+def test_block_runs(mark, language, code, tiny_run, warm_python, tmp_path):
     """Run a block in a folder that has the checkout's files and a finished run called `tiny`."""
     if mark == WITH_COMPAT:
         pytest.importorskip("peft")
@@ -48,15 +83,18 @@ def test_block_runs(mark, language, code, tiny_run, tmp_path):
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "runs").mkdir()
     shutil.copytree(tiny_run.root, tmp_path / "runs" / "tiny")  # a block may write into it
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-euo", "pipefail", "-c", code] if language == "bash" else [sys.executable, "-c", code]
-    done = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    if language == "python":
+        done = run_script(["-c", code], tmp_path)
+    else:
+        # What is piped into Python needs a real one: `warm_python` has no standard input.
+        folder = Path(sys.executable).parent if "|" in code else warm_python
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)},
+            capture_output=True,
+            text=True,
+        )
     assert done.returncode == 0, done.stderr
 
 

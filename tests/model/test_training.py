@@ -118,7 +118,8 @@ def test_compiled_forward_equals_eager_at_every_length(compiled, tied, padding):
     ],
 )
 def test_compiled_training_steps_equal_eager_ones(compiled, tied, padding, backend, device):
-    model = grown_model(tie_word_embeddings=tied).to(device)
+    n_layers = 1 if (backend, device) == ("inductor", "cpu") else 2  # a C++ compiler takes 20 seconds a layer
+    model = grown_model(tie_word_embeddings=tied, num_hidden_layers=n_layers).to(device)
     twin = copy.deepcopy(model)
     inputs = padded_batch(padding, device=device)
     losses = []

@@ -452,10 +452,9 @@ def test_pull_request_leaves_main_and_an_edited_card_unchanged(hub, push, run):
 
 
 @slow
-@pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
-def test_pull_request_needs_no_write_access_and_is_reused(hub, push, run, xet):
+def test_pull_request_needs_no_write_access_and_is_reused(hub, push, run):
     hub.create(REPO)
-    repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "xet": xet}
+    repo, how = hub.repos[REPO], {"token": OTHER_TOKEN, "xet": True}  # LFS differs only in how files are sent
     refused = push(*QUICK, "--create_pr", "--public", token=OTHER_TOKEN)
     assert (refused.status, repo.discussions) == (3, {})
     assert "has read access to you/tiny only" in refused.refusal
