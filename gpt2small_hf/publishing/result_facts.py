@@ -65,7 +65,10 @@ def loss_rise(source: PushSource) -> LossRise | None:
         before = heldout.before.loss_nats if heldout and heldout.before else None
         after = heldout.after.loss_nats if heldout and heldout.after else None
         conversations = heldout.rows.conversations if heldout else None
-    if before is None or after is None or (line := rise_line(before, after, conversations)) is None:
+    if before is None or after is None:
+        return None
+    line = rise_line(before, after, conversations, run.train_loss_nats)
+    if line is None:
         return None
     return LossRise(before, after, line)
 

@@ -290,7 +290,7 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
     if run.heldout is not None:
         results = results_of(run.heldout)
         parts += [markdown_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
-        parts.append(escaped(worse_line(run.heldout) or ""))
+        parts.append(escaped(worse_line(run.heldout, run.train_loss_nats) or ""))
         parts += map(escaped, notes(results))
     parts.append(escaped(evaluations(run) or "There was no evaluation during training."))
     parts.append("## Charts")
@@ -325,7 +325,7 @@ def as_text(run: Run) -> str:
     if run.heldout is not None:
         results = results_of(run.heldout)
         parts += [console_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
-        parts.append(worse_line(run.heldout) or "")
+        parts.append(worse_line(run.heldout, run.train_loss_nats) or "")
         parts += notes(results)
     lines = [evaluations(run) or "", *problems(run)]
     parts.append("\n".join(line for line in lines if line))

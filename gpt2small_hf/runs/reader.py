@@ -51,6 +51,11 @@ class Run:
         """The rows of the log that have a training loss, finite or not."""
         return [row for row in self.metrics if row.has("loss")]
 
+    @property
+    def train_loss_nats(self) -> float | None:
+        """The last training loss in the log; None if there is none, or it is not finite."""
+        return self.train[-1].loss if self.train else None
+
     @cached_property
     def heldout(self) -> HeldOut | None:
         """The results of a finished run."""

@@ -65,7 +65,7 @@ def finalize(config: RunConfig, inputs: RunInputs, trainer: CausalLMTrainer, mod
 
     _print_results(results, kept=kept_line(step, last_step), has_heldout=inputs.heldout is not None)
     print()
-    if worse := worse_line(measured):
+    if worse := worse_line(measured, Run(run).train_loss_nats):
         print(f"warning: {worse}\n")
 
 

@@ -77,19 +77,30 @@ def test_perplexity_above_a_million_is_shown_as_that(value, shown):
 
 def test_worse_line_names_both_losses_only_if_the_loss_rose():
     better, worse = MEASURES | {"loss": 2.4}, MEASURES | {"loss": 133.0}
-    assert worse_line(heldout_with(before=MEASURES, after=better)) is None
-    assert worse_line(heldout_with(before=MEASURES, after=MEASURES)) is None
-    line = worse_line(heldout_with(before=MEASURES, after=worse))
+    assert worse_line(heldout_with(before=MEASURES, after=better), None) is None
+    assert worse_line(heldout_with(before=MEASURES, after=MEASURES), None) is None
+    line = worse_line(heldout_with(before=MEASURES, after=worse), 134.0)
     assert line is not None
     assert "2.500" in line
     assert "133.000" in line
     assert "--learning_rate" in line
 
 
+@pytest.mark.parametrize(("conversations", "data"), [(None, "more text"), (20, "more chats")])
+def test_worse_line_advises_less_training_if_the_training_loss_fell(conversations, data):
+    results = {"before": MEASURES, "after": MEASURES | {"loss": 2.6}, "rows": {"conversations": conversations}}
+    line = str(worse_line(heldout_with(**results), 0.8))
+    assert "0.800" in line
+    assert "fewer epochs" in line
+    assert data in line
+    assert "--learning_rate" not in line
+    assert "--learning_rate" in str(worse_line(heldout_with(**results), 2.55))
+
+
 @pytest.mark.parametrize(("conversations", "after", "is_worse"), [(3, 2.6, False), (3, 133.0, True), (10, 2.6, True)])
 def test_worse_line_on_few_held_out_chats_is_of_divergence_only(conversations, after, is_worse):
     rows, measured = {"conversations": conversations}, {"before": MEASURES, "after": MEASURES | {"loss": after}}
-    assert (worse_line(heldout_with(rows=rows, **measured)) is not None) == is_worse
+    assert (worse_line(heldout_with(rows=rows, **measured), None) is not None) == is_worse
 
 
 def test_console_and_markdown_show_the_same_cells():

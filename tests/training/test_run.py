@@ -416,8 +416,9 @@ def test_divergence_is_named_in_the_run_its_report_and_card_and_refused_by_push(
     shown = capsys.readouterr()
     measured = read_json(run.heldout)
     assert measured["after"]["loss"] > measured["before"]["loss"]
-    worse = worse_line(HeldOut.load(run.heldout))
+    worse = worse_line(HeldOut.load(run.heldout), Run(run).train_loss_nats)
     assert worse is not None
+    assert "Lower --learning_rate" in worse
     assert f"warning: {worse}" in "\n".join(shown.out.splitlines()[-5:])
     assert "divergence" in [row.get("symptom") for row in read_jsonl(run.metrics)]
     assert "symptom: step 10, divergence: the held-out loss is" in shown.err
