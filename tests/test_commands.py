@@ -38,6 +38,8 @@ LINES = {
     "train.py --text absent.txt": "absent.txt does not exist",
     "train.py --data_dir absent": "absent does not exist",
     "train.py --tokenizer a/b/c": "--tokenizer a/b/c does not exist",
+    "train.py --tokenizer no/tokenizer": "the Hub is not asked because HF_HUB_OFFLINE is set",
+    "train.py --init_from no/model": "no/model does not exist in",
     "train.py --init_from ../absent": "--init_from ../absent does not exist",
     "train.py --resume absent": "absent is not",
     "train.py --output_dir wrong.yaml": "wrong.yaml is a file",
@@ -68,13 +70,17 @@ LINES = {
     "-m gpt2small_hf convert --help": None,
     "-m gpt2small_hf convert absent.pt new --to gpt2": "absent.pt does not exist",
     "-m gpt2small_hf convert absent.pt new --to gpt3": "'gpt3' is not one of gpt2small, gpt2",
+    "-m gpt2small_hf convert recipes new --to gpt2": "recipes is not a model: expected config.json",
+    "-m gpt2small_hf convert no/model new --to gpt2": "no/model does not exist in",
     "upload/push.py --help": None,
+    "upload/push.py recipes --dry_run": "recipes is not a model; it contains 1 run",
+    "upload/push.py texts --dry_run": "texts is not a model: expected a run",
     "upload/push.py absent": "absent does not exist",
-    "upload/push.py .": "no repository is named. Add USER/REPO, or --dry_run",
-    "upload/push.py . you/yours --baseline absent": "--baseline absent is not a run folder",
-    "upload/push.py . you/yours --public --private": "--private cannot be combined with --public",
-    "upload/push.py . you/yours": "HF_HUB_OFFLINE is set",
-    "upload/push.py . --dry_run --output_dir wrong.yaml": "--output_dir wrong.yaml cannot be written",
+    "upload/push.py recipes/run": "no repository is named. Add USER/REPO, or --dry_run",
+    "upload/push.py recipes/run you/yours --baseline absent": "--baseline absent is not a run folder",
+    "upload/push.py recipes/run you/yours --public --private": "--private cannot be combined with --public",
+    "upload/push.py recipes/run you/yours": "HF_HUB_OFFLINE is set",
+    "upload/push.py recipes/run --dry_run --output_dir wrong.yaml": "--output_dir wrong.yaml cannot be written",
     "upload/push.py absent you/yours --licence mit": "Did you mean --license?",
     "examples/use_from_hub.py --help": None,
     "examples/use_from_hub.py no/such/folder": "neither a model folder",
@@ -113,6 +119,7 @@ def test_help_and_user_errors_import_no_torch(line, tmp_path):
     (tmp_path / "short.yaml").write_text("epochs: 2\n")
     (tmp_path / "chats.jsonl").write_text('{"neither": 1}\n')
     (tmp_path / "good.jsonl").write_text('{"prompt": "One", "completion": "Two"}\n')
+    (tmp_path / "texts").mkdir()
     (tmp_path / "recipes" / "run").mkdir(parents=True)
     (tmp_path / "recipes" / "run" / "resolved.json").write_text("{}")
     (tmp_path / "recipes" / "baseline.yaml").write_text("learning_rat: 1e-3\n")

@@ -8,6 +8,7 @@ from gpt2small_hf.config.parser import FlagParser
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.files import check_writable
+from gpt2small_hf.runs.hub import check_on_hub
 from gpt2small_hf.runs.layout import check_named
 
 
@@ -29,10 +30,15 @@ def main(words: list[str]) -> None:
     parser.add_argument("--tokenizer", help="Folder or Hub id of a tokenizer, if SRC has none.")
     parser.add_argument("--overwrite", action="store_true", help="Replace the model folder DST.")
     (args,) = parser.fill(words)
-    from gpt2small_hf.conversion.convert import check_destination, convert, locate, next_command
+    from gpt2small_hf.conversion.convert import check_destination, check_model, convert, locate, next_command
 
-    check_destination(args.DST, locate(args.SRC), overwrite=args.overwrite)
+    source = locate(args.SRC)
+    check_destination(args.DST, source, overwrite=args.overwrite)
     check_writable("DST", args.DST)
+    if source is None:
+        check_on_hub(args.SRC, ["config.json"])
+    elif args.config is None:
+        check_model(source)
     check_named("--tokenizer", args.tokenizer)
     if args.config is not None and not args.config.is_file():
         raise UsageError(f"--config {args.config} is not a file. Name the reference series' model.json.")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from gpt2small_hf.conversion.readers import SourceModel
 
 TOLERANCE = 1e-5
+DESCRIBED_BY = ("config.json", "model.json", "ckpt.pt")
+"""Files of which a folder that can be converted has one."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json")
 
 
@@ -97,6 +99,15 @@ def locate(src: str) -> Path | None:
     if run.checkpoints.is_dir():
         raise UsageError(f"{src} is a run without a final model. Name one of its checkpoints: {run.checkpoints}/…")
     return path
+
+
+def check_model(path: Path) -> None:
+    """Raise: UsageError if a folder has none of the files that describe a model of a known format."""
+    if path.is_dir() and not any((path / name).is_file() for name in DESCRIBED_BY):
+        raise UsageError(
+            f"{path} is not a model: expected config.json or model.json next to *.safetensors, or nanoGPT's ckpt.pt. "
+            "Name the folder of a model."
+        )
 
 
 def origin_of(path: Path) -> str | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpt2small_hf.config.declared import declared, imported_alone
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import parse_json, sha256
+from gpt2small_hf.runs.hub import check_on_hub, why_not
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder, checkpoints_in, number_of
 from gpt2small_hf.runs.reader import Run
 
@@ -238,17 +239,14 @@ def _checkpoint(run: RunFolder, path: Path) -> ModelSource:
 
 
 def _of_hub(name: str) -> ModelSource:
+    check_on_hub(name, ["config.json"])
     from httpx2 import HTTPError
-    from huggingface_hub import HfApi, try_to_load_from_cache
     from transformers.utils.hub import cached_file  # which imports no torch
 
     try:
-        if not isinstance(try_to_load_from_cache(name, "config.json"), str):
-            HfApi().model_info(name, timeout=10)  # without the half minute of repetitions of a download
         config = Path(cached_file(name, "config.json") or "")
     except (OSError, ValueError, HTTPError) as error:
-        first = (str(error).splitlines() or ["?"])[0].rstrip(". ")
-        raise UsageError(f"{name} does not exist in {Path.cwd()}, and the Hub gave no model ({first}).") from None
+        raise UsageError(f"{name} does not exist in {Path.cwd()}, and {why_not(error)}") from None
     return ModelSource("", "hub", name, _read_config(config)["model_type"], None, None, _needs_remote_code(config))
 
 

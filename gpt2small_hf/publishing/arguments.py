@@ -272,6 +272,8 @@ def check_source(name: Path) -> None:
         raise UsageError(f"{name} is a file. Name its folder: a model is more than its weights.")
     if any((path / marker).exists() for marker in ("config.json", "model.json", "resolved.json")):
         return
+    if any((path / marker).is_file() for marker in ("ckpt.pt", "adapter_config.json")):
+        return
     if (path / "meta.json").is_file():
         raise UsageError(f"{name} is a prepared data set, not a model. Name the run that was trained on it.")
     for what, marker in (("run", "resolved.json"), ("checkpoint", "trainer_state.json"), ("data set", "meta.json")):
@@ -279,6 +281,10 @@ def check_source(name: Path) -> None:
             few = ", ".join(map(str, inside[:MAX_NAMED])) + (" …" if len(inside) > MAX_NAMED else "")
             advice = "Name a run." if what == "data set" else "Name one of them."
             raise UsageError(f"{name} is not a model; it contains {counted(len(inside), what)}: {few}. {advice}")
+    raise UsageError(
+        f"{name} is not a model: expected a run, or config.json or model.json next to *.safetensors, or nanoGPT's "
+        "ckpt.pt. Name a run folder, such as runs/tiny."
+    )
 
 
 def token_in_use() -> str:

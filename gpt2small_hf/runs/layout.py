@@ -9,6 +9,7 @@ from typing import Any
 
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.runs.files import is_leftover, is_replaceable, lock_of
+from gpt2small_hf.runs.hub import check_on_hub
 
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
@@ -163,8 +164,12 @@ class DataFolder:
 
 
 def check_named(flag: str, name: str | None) -> None:
-    """Check that a name is a local path or has the form of a Hub id. Raises: UsageError otherwise."""
-    if name and not Path(name).expanduser().exists() and not HUB_ID.fullmatch(name):
+    """Check that a tokenizer is a local path, in the cache or on the Hub. Raises: UsageError otherwise."""
+    if not name or Path(name).expanduser().exists():
+        return
+    if HUB_ID.fullmatch(name):
+        check_on_hub(name, ("tokenizer.json", "tokenizer_config.json"), where=f"{flag} ")
+    else:
         raise UsageError(f"{flag} {name} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
 
 

@@ -66,7 +66,7 @@ def test_labels_are_unique_and_short(tiny_run, native, tmp_path):
     [
         ("absent/folder/x", "does not exist in"),
         ("absent/folder:all", "does not exist in"),
-        ("nobody/nothing", "the Hub gave no model"),
+        ("nobody/nothing", "HF_HUB_OFFLINE is set"),
         ("", "a folder without a model|does not exist"),
         ("{run}:15", "these steps: 10, 20"),
         ("{run}:newest", "these steps: 10, 20"),

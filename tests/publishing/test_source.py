@@ -329,9 +329,7 @@ def test_a_file_is_refused_with_the_reason(short_run):
 
 
 def test_a_folder_without_a_model_is_refused_with_what_was_looked_for(short_run):
-    with pytest.raises(
-        UsageError, match=r"^runs/short/charts cannot be converted: it is not a model: expected config\.json"
-    ):
+    with pytest.raises(UsageError, match=r"^runs/short/charts is not a model: expected a run, or config\.json"):
         find_source(short_run.root / "charts")
     assert list(Path("runs").iterdir()) == [short_run.root]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
+import logging
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -170,12 +171,25 @@ def load_dataset(
             revision = HfApi().dataset_info(dataset, revision=revision).sha
         resolved = revision
     try:
-        rows = datasets.load_dataset(dataset, config, split=split, revision=revision, streaming=streaming)
+        with _without_retry_lines():
+            rows = datasets.load_dataset(dataset, config, split=split, revision=revision, streaming=streaming)
     except (ConnectionError, TimeoutError) as error:
         raise UsageError(f"the Hub could not be reached for {name} ({first_line(error)}). {offline}") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(f"{name} (split {split!r}) cannot be loaded: {first_line(error)}. {fix}") from None
     return rows, resolved
+
+
+@contextmanager
+def _without_retry_lines() -> Iterator[None]:
+    """Hide the two lines that the Hub's client logs for each repeated request: the last error has the cause."""
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def open_python_docs() -> TextSource:

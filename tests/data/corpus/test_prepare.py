@@ -398,7 +398,7 @@ def test_preparation_killed_at_any_moment_is_finished_by_the_same_command(text: 
         (["--num_workers", "0"], r"--num_workers is 0"),
         (["--text", "nowhere.txt"], r"nowhere\.txt does not exist"),
         (["--textt", "x"], r"--textt is not a flag. Did you mean --text\?"),
-        (["--tokenizer", "nobody/nothing"], r"no tokenizer nobody/nothing"),
+        (["--tokenizer", "nobody/nothing"], r"--tokenizer nobody/nothing does not exist"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(text: Path, words: list[str], message: str):
