@@ -211,6 +211,8 @@ def _resolve(
         config = config.with_settings(packing=run.packing or "stream")
     elif keeps_best_by_default(config):
         config = config.with_settings(load_best_model_at_end=True)
+    if run.has_eval_tasks and trainer.save_strategy == "no":
+        raise UsageError("--eval_tasks are evaluated at checkpoints, but --save_strategy is no. Give steps or epoch.")
     if run.early_stopping_patience is not None and not config.trainer.load_best_model_at_end:
         raise UsageError(
             "--early_stopping_patience keeps the best checkpoint. Give --load_best_model_at_end, and the same value "

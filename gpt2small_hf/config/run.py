@@ -101,6 +101,19 @@ class RunArguments:
     max_eval_samples: int | None = setting(
         None, "Maximum number of held-out rows, counted from the first. Compare only runs with the same value."
     )
+    eval_tasks: list[str] | None = setting(
+        None,
+        "Benchmarks to evaluate at each checkpoint saved: names of --eval_task_data, of lm-evaluation-harness, or "
+        "`small`. Training stays the same bit for bit. Keep their time below a tenth of the training time with "
+        "--eval_tasks_limit and --save_steps; a larger share is reported. Unset: all of --eval_task_data, none without "
+        "it.",
+    )
+    eval_tasks_limit: int | None = setting(
+        None, "Maximum number of items of each of --eval_tasks, counted from the first. Unset: all."
+    )
+    eval_task_data: Path | None = setting(
+        None, "Folder with the questions of --eval_tasks, instead of the network: as --task_data of `evaluate`."
+    )
     num_threads: int | None = setting(
         None,
         "Number of CPU threads of PyTorch; unset: one per core. 1 is fastest for small models and on a busy machine.",
@@ -127,6 +140,7 @@ class RunArguments:
 
     def __post_init__(self) -> None:
         counts = ("num_threads", "max_eval_samples", "tokens", "early_stopping_patience", "lora_rank", "max_bad_steps")
+        counts += ("eval_tasks_limit",)
         require_at_least(self, dict.fromkeys(counts, 1))
         if not 0 <= self.lora_dropout < 1:
             raise UsageError(f"--lora_dropout is {self.lora_dropout:g}. Give a number from 0 to below 1.")
@@ -136,8 +150,15 @@ class RunArguments:
             raise UsageError(f"--init_seed is {self.init_seed}. Give a number from 0 to 2^32 - 1.")
         if self.tokens_per_parameter is not None and not 0 < self.tokens_per_parameter < math.inf:
             raise UsageError(f"--tokens_per_parameter is {self.tokens_per_parameter:g}. Give a number above 0.")
+        if self.eval_tasks_limit is not None and not self.has_eval_tasks:
+            raise UsageError("--eval_tasks_limit needs --eval_tasks or --eval_task_data. Name the tasks.")
         if not all(prompt.strip() for prompt in self.prompts or []):
             raise UsageError("--prompts has an empty text, which cannot be continued. Give it a word.")
+
+    @property
+    def has_eval_tasks(self) -> bool:
+        """Whether benchmarks are evaluated at checkpoints."""
+        return bool(self.eval_tasks) or (self.eval_tasks is None and self.eval_task_data is not None)
 
     @property
     def command_to_resume(self) -> str:

@@ -42,9 +42,9 @@ from gpt2small_hf.evaluation.comparison import (
     group_table,
     heldout_table,
     notes_of,
-    pooled,
     results_of,
     score_of,
+    with_groups,
 )
 from gpt2small_hf.evaluation.completions import complete
 from gpt2small_hf.evaluation.heldout import heldout_losses
@@ -115,7 +115,7 @@ def evaluate_models(wanted: Evaluation) -> EvaluationResults:
                     skipped.append(f"{name} was not measured for {source.label}: {error}")
             completions += measured.completions()
             measured.print_summary(benchmarks, found)
-    results = results_of(_with_groups(found, benchmarks.groups), wanted.baseline)
+    results = results_of(with_groups(found, benchmarks.groups), wanted.baseline)
     groups, differences = group_scores(results.scores, replicates_of(wanted.models), wanted.baseline)
     results = replace(results, groups=groups, group_comparisons=differences, completions=completions)
     return _finished(wanted, results, skipped)
@@ -141,26 +141,6 @@ def _finished(wanted: Evaluation, results: EvaluationResults, skipped: list[str]
         temporary.write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
     print("\n".join(["", *sentences, f"wrote {page}, {path}, {wanted.output_dir / 'items'}"]))
     return results
-
-
-def _with_groups(
-    found: dict[str, dict[str, TaskItems]], groups: dict[str, list[str]]
-) -> dict[str, dict[str, TaskItems]]:
-    """Put each group in the place of its tasks; a model without one of these has no score of the group."""
-    inside = {leaf: group for group, leaves in groups.items() for leaf in leaves}
-    shown: dict[str, dict[str, TaskItems]] = {}
-    for name, models in found.items():
-        group = inside.get(name)
-        if group is None:
-            shown[name] = models
-        elif group not in shown:
-            leaves = groups[group]
-            shown[group] = {
-                model: pooled(group, [found[leaf][model] for leaf in leaves])
-                for model in models
-                if all(model in found.get(leaf, {}) for leaf in leaves)
-            }
-    return shown
 
 
 class _Model:
@@ -273,7 +253,7 @@ class _Model:
         label = self.source.label
         mine = {task: {label: models[label]} for task, models in found.items() if label in models}
         parts: list[str] = []
-        for task, models in _with_groups(mine, benchmarks.groups).items():
+        for task, models in with_groups(mine, benchmarks.groups).items():
             for model, items in models.items():
                 name, first = next(iter(score_of(task, model, items).scores.items()))
                 parts.append(f"{task} {name} {first.value:.4f}")

@@ -26,11 +26,11 @@ from gpt2small_hf.evaluation.estimates import (
     student_factor,
     two_sided_p,
 )
-from gpt2small_hf.evaluation.items import LOWER_IS_BETTER, Measured, Score, TaskItems
+from gpt2small_hf.evaluation.items import LOWER_IS_BETTER, Measured, TaskItems
 from gpt2small_hf.evaluation.task import Rows
 from gpt2small_hf.formatting import number, perplexity
 from gpt2small_hf.runs.records import MadeBy
-from gpt2small_hf.runs.results import Completion
+from gpt2small_hf.runs.results import Completion, Score, TaskScore
 from gpt2small_hf.runs.typed_json import Part, Record
 
 Found = Mapping[str, Mapping[str, TaskItems]]
@@ -39,24 +39,6 @@ Found = Mapping[str, Mapping[str, TaskItems]]
 HELD_OUT = "heldout"
 MEAN = "mean of the tasks"
 PERCENT = {"accuracy", "accuracy_norm", "exact_match"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskScore(Part):
-    """A model's scores in a task."""
-
-    task: str
-    model: str
-    scores: dict[str, Score]
-    chance: float | None = None
-    """Accuracy of a guess."""
-    items_sha256: str = ""
-
-    @property
-    def has_signal(self) -> bool:
-        """Whether the interval of the accuracy, or of the one per character, is above chance."""
-        known = [self.scores[name].low for name in ("accuracy", "accuracy_norm") if name in self.scores]
-        return self.chance is None or any(low is not None and low > self.chance for low in known)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +100,24 @@ def pooled(name: str, parts: Sequence[TaskItems]) -> TaskItems:
         parts[0].header, task=name, n_items=len(items), items_sha256=hashlib.sha256(hashes.encode()).hexdigest()
     )
     return TaskItems(header, items)
+
+
+def with_groups(found: Found, groups: Mapping[str, Sequence[str]]) -> Found:
+    """Put each group in the place of its tasks; a model without one of these has no score of the group."""
+    inside = {leaf: group for group, leaves in groups.items() for leaf in leaves}
+    shown: dict[str, Mapping[str, TaskItems]] = {}
+    for name, models in found.items():
+        group = inside.get(name)
+        if group is None:
+            shown[name] = models
+        elif group not in shown:
+            leaves = groups[group]
+            shown[group] = {
+                model: pooled(group, [found[leaf][model] for leaf in leaves])
+                for model in models
+                if all(model in found.get(leaf, {}) for leaf in leaves)
+            }
+    return shown
 
 
 def results_of(found: Found, baseline: str | None) -> EvaluationResults:
@@ -317,6 +317,19 @@ def notes_of(results: EvaluationResults) -> list[str]:
     if any(not one.has_signal for one in results.scores):
         found.append("(chance): the 95 % interval contains chance, so the task has no signal for this model.")
     return found
+
+
+def describe_score(one: TaskScore) -> str:
+    """Return the first of a task's scores, with its standard error and chance, as words."""
+    name, found = next(iter(one.scores.items()), (None, None))
+    if name is None or found is None:
+        return f"{one.task} not finite"
+    if name not in PERCENT:
+        return f"{one.task} {number(found.value, '.4f')} ± {number(found.standard_error, '.4f')} {_heading(name)}"
+    error = "" if found.standard_error is None else f" ± {100 * found.standard_error:.1f}"
+    return f"{one.task} {100 * found.value:.1f}{error} %" + (
+        "" if one.chance is None else f" (chance {100 * one.chance:.1f})"
+    )
 
 
 def _heading(name: str) -> str:

@@ -125,18 +125,6 @@ class TaskItems:
         return cls(Header.from_json(header, f"{path}, line 1:"), items)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Score(Part):
-    """A measure with its error."""
-
-    value: float
-    standard_error: float | None
-    low: float | None
-    """Ends of the 95 % interval."""
-    high: float | None
-    n_items: int
-
-
 def hash_items(items: Sequence[Any]) -> str:
     """Return the SHA-256 of prompts and answers, which JSON can write."""
     found = hashlib.sha256()

@@ -31,7 +31,7 @@ _UNCHANGED = {"prompts", "completions", "device", "versions"}
 _PATHS = {
     *("output_dir", "data_dir", "branch_from", "resume", "init_from", "folder", "file", "name", "inputs"),
     *("logging_dir", "text", "validation_text", "chat_data", "dataset", "tokenizer", "deepspeed"),
-    "best_model_checkpoint",
+    *("best_model_checkpoint", "eval_task_data"),
 }
 """Settings that are paths: `Project Falcon/a.jsonl` is one too."""
 _CREDENTIAL = re.compile(r"(?:.*[_-])?(?:token|key|secret|passw(?:or)?d|pwd|credentials?)", re.IGNORECASE)

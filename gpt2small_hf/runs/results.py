@@ -10,6 +10,51 @@ from gpt2small_hf.runs.files import finite
 from gpt2small_hf.runs.records import MadeBy
 from gpt2small_hf.runs.typed_json import Part, Record
 
+# ---- scores of benchmarks --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Part):
+    """A measure with its error."""
+
+    value: float
+    standard_error: float | None
+    low: float | None
+    """Ends of the 95 % interval."""
+    high: float | None
+    n_items: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore(Part):
+    """A model's scores in a task."""
+
+    task: str
+    model: str
+    scores: dict[str, Score]
+    chance: float | None = None
+    """Accuracy of a guess."""
+    items_sha256: str = ""
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the interval of the accuracy, or of the one per character, is above chance."""
+        known = [self.scores[name].low for name in ("accuracy", "accuracy_norm") if name in self.scores]
+        return self.chance is None or any(low is not None and low > self.chance for low in known)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkScores(Part):
+    """The scores of `--eval_tasks` by the model of a step."""
+
+    scores: list[TaskScore]
+    harness: str
+    """Version of lm-evaluation-harness."""
+    limit: int | None = None
+    """Maximum number of items of a task."""
+    seconds: float
+
+
 # ---- metrics.jsonl and checkpoints ---------------------------------------------------------------------------------
 
 
@@ -42,6 +87,7 @@ class MetricsRow(Part):
     """Held-out loss; at step 0, before training."""
     train_loss: float | None = None
     """At the end of training: mean over all steps."""
+    benchmarks: BenchmarkScores | None = None
     symptom: str | None = None
     says: str | None = None
     """Description of the symptom, likely cause and what to try."""

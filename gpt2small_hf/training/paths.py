@@ -12,6 +12,7 @@ from gpt2small_hf.data.chat.files import find_places
 from gpt2small_hf.data.corpus.metadata import read_meta
 from gpt2small_hf.data.corpus.sources import find_files
 from gpt2small_hf.errors import UsageError
+from gpt2small_hf.evaluation.checkpoint_tasks import check_tasks
 from gpt2small_hf.evaluation.models import find_file, find_model
 from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.layout import check_named
@@ -36,6 +37,8 @@ def check_paths(args: RunConfig) -> None:
         read_meta(args.run.data_dir)
     if not args.data.trains_tokenizer:
         check_named("--tokenizer", args.data.tokenizer)
+    if args.run.has_eval_tasks:
+        check_tasks(args.run.eval_task_data)
     if args.run.init_from is not None:
         locate_base(args.run.init_from)
 

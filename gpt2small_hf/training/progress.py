@@ -31,7 +31,7 @@ class ProgressLine(TrainerCallback):
     """Print step, loss, learning rate, gradient norm, speed and time left to stderr, in this order.
 
     On a terminal the line is redrawn in place after a bar; otherwise a line is printed every ten seconds. Each
-    evaluation and each sample add a permanent line: step, losses, and the start of the first sample.
+    evaluation and each sample add a permanent line: step, losses, scores of benchmarks, the start of the first sample.
     """
 
     def __init__(self, tokens_per_step: int) -> None:
@@ -41,6 +41,8 @@ class ProgressLine(TrainerCallback):
         self.logged: dict[str, float] = {}
         self.evaluated = False
         self.sample: str | None = None
+        self.scores: list[str] = []
+        """Of benchmarks at this step."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Start the clock and the bar."""
@@ -67,7 +69,7 @@ class ProgressLine(TrainerCallback):
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Print evaluations and samples since the last step; restart the clock."""
-        if self.evaluated or self.sample is not None:
+        if self.evaluated or self.sample is not None or self.scores:
             self.print_history(state)
         if self.interrupted:
             self.mark, self.interrupted = time.perf_counter(), False
@@ -104,7 +106,7 @@ class ProgressLine(TrainerCallback):
         """Print the last line permanently."""
         if state.is_world_process_zero:
             self.close()
-            if self.evaluated or self.sample is not None:
+            if self.evaluated or self.sample is not None or self.scores:
                 self.print_history(state)
             self.console.print(self.words(state), soft_wrap=True)
 
@@ -133,6 +135,7 @@ class ProgressLine(TrainerCallback):
             names = [("loss", "loss"), *([("eval_loss", "held-out")] if self.evaluated else [])]
             words = [f"step {state.global_step:,}/{state.max_steps:,}"]
             words += [f"{label} {self.logged[name]:.3f}" for name, label in names if name in self.logged]
+            words += self.scores
             if self.sample is not None:
                 words.append(f"▸{one_line(self.sample, CHARACTERS_OF_SAMPLE)}")
             line = Text("  ".join(words))  # no markup: a sample may contain anything
@@ -140,7 +143,7 @@ class ProgressLine(TrainerCallback):
                 self.console.print(line, no_wrap=True, overflow="ellipsis")
             else:
                 self.console.print(line, soft_wrap=True)
-        self.evaluated, self.sample = False, None
+        self.evaluated, self.sample, self.scores = False, None, []
 
     def write_at_once(self, line: str) -> None:
         """Write a line from a signal handler, in place of the bar, which is redrawn below it."""

@@ -37,6 +37,7 @@ MAY_CHANGE = {
     *("dataloader_prefetch_factor", "dataloader_multiprocessing_context"),
     # Evaluation and reporting.
     *("prompts", "sample_all_checkpoints", "max_answers", "per_device_eval_batch_size", "eval_accumulation_steps"),
+    *("eval_tasks", "eval_tasks_limit", "eval_task_data"),
     *("eval_do_concat_batches", "eval_use_gather_object", "report_to", "run_name", "project", "trackio_space_id"),
     *("trackio_bucket_id", "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "push_to_hub"),
     *("save_total_limit", "save_only_model", "save_on_each_node"),

@@ -23,6 +23,7 @@ from gpt2small_hf.data.chat_dataset import ChatDataset
 from gpt2small_hf.data.row_dataset import RowDataset
 from gpt2small_hf.errors import RunStoppedError, UsageError, disk_is_full, print_stderr
 from gpt2small_hf.evaluation.answers import first_questions
+from gpt2small_hf.evaluation.checkpoint_tasks import CheckpointTasks, load_tasks
 from gpt2small_hf.evaluation.heldout import heldout_losses
 from gpt2small_hf.formatting import duration
 from gpt2small_hf.invocation import command
@@ -33,6 +34,7 @@ from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.runs.results import MetricsRow
 from gpt2small_hf.runs.typed_json import save_lines
 from gpt2small_hf.training.batch_size import find_batch_size, is_out_of_memory, trials_table
+from gpt2small_hf.training.benchmark_callback import BenchmarkCallback
 from gpt2small_hf.training.budget import flops_per_token, peak_flops, precision_of, steps_for_tokens
 from gpt2small_hf.training.callbacks import (
     ChartCallback,
@@ -107,6 +109,7 @@ def _train(config: RunConfig, launch: TrainingArguments) -> None:
     logging.disable_progress_bar()  # those of transformers would overwrite the progress line
     if config.run.num_threads is not None:
         torch.set_num_threads(config.run.num_threads)
+    tasks = find_tasks(config)
     config, inputs = find_inputs(config, launch)
     arguments = training_arguments(config.trainer, run.checkpoints)
     record = describe_run(config, inputs, arguments)
@@ -123,6 +126,8 @@ def _train(config: RunConfig, launch: TrainingArguments) -> None:
         config, record = config.with_settings(**found), replace(record, trainer=replace(record.trainer, **found))
         arguments = training_arguments(config.trainer, run.checkpoints)
     trainer = build_trainer(config, inputs, model, arguments, checkpoint)
+    if config.run.has_eval_tasks:
+        add_benchmarks(trainer, run, tasks, is_scheduled_start(checkpoint))
     if checkpoint is None:
         run_on_rank_0(lambda: show(preflight(trainer, config, inputs), everything=config.run.preflight_only))
     if config.run.preflight_only:
@@ -218,7 +223,7 @@ def build_trainer(
         chat=rows.is_chat,
         progress=progress,
         all_checkpoints=settings.sample_all_checkpoints,
-        starts_scheduled=checkpoint is None or is_scheduled(checkpoint),
+        starts_scheduled=is_scheduled_start(checkpoint),
     )
     callbacks = [stop, MetricsLog(run.metrics), progress, HealthCallback(run.metrics), samples, ChartCallback(run)]
     if settings.early_stopping_patience is not None:
@@ -244,6 +249,37 @@ def build_trainer(
         raise UsageError(" ".join(str(error).split())) from error
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def find_tasks(config: RunConfig) -> CheckpointTasks | None:
+    """Load the benchmarks of --eval_tasks on rank 0. Returns: None on other ranks, and if none are to be evaluated.
+
+    Raises: UsageError on every rank for tasks that cannot be used.
+    """
+    settings, found = config.run, list[CheckpointTasks]()
+    if settings.has_eval_tasks and (settings.overwrite or not config.folder.finished):
+        run_on_rank_0(  # which keeps them: their data is not sent to the other ranks
+            lambda: found.append(load_tasks(settings.eval_tasks, settings.eval_task_data, settings.eval_tasks_limit))
+        )
+    return found[0] if found else None
+
+
+def add_benchmarks(
+    trainer: CausalLMTrainer, run: RunFolder, tasks: CheckpointTasks | None, starts_scheduled: bool
+) -> None:
+    """Let benchmarks be evaluated at each scheduled checkpoint; all ranks must call it."""
+    assert trainer.stop is not None
+    tokenizer: Any = trainer.processing_class
+    trainer.add_callback(
+        BenchmarkCallback(
+            run.metrics, tasks, tokenizer, progress=trainer.stop.progress, starts_scheduled=starts_scheduled
+        )
+    )
+
+
+def is_scheduled_start(checkpoint: Path | None) -> bool:
+    """Return whether training starts at step 0 or at a checkpoint that was not only requested by a signal."""
+    return checkpoint is None or is_scheduled(checkpoint)
 
 
 def _print_next(config: RunConfig) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from gpt2small_hf.evaluation.comparison import EvaluationResults, TaskScore, group_table, notes_of
-from gpt2small_hf.evaluation.items import Score
 from gpt2small_hf.evaluation.models import ModelSource
 from gpt2small_hf.evaluation.replicates import Replicate, group_scores, replicates_of
 from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.runs.results import Score
 
 
 def source(path, step=None):
