@@ -13,6 +13,8 @@ from transformers import TrainingArguments, debug_utils, trainer_utils
 
 from gpt2small_hf import GPT2SmallConfig
 from gpt2small_hf.config.declared import declared
+from gpt2small_hf.runs.layout import RunFolder
+from gpt2small_hf.training.resume import lock_folder
 
 ENUMS = ("transformers.trainer_utils", "transformers.debug_utils")
 OURS = ["-m", "gpt2small_hf"]
@@ -36,6 +38,9 @@ LINES = {
     "train.py absent.yaml": "Cannot read the recipe absent.yaml",
     "train.py wrong.yaml": "learning_rat is not a flag. Did you mean learning_rate?",
     "train.py --text absent.txt": "absent.txt does not exist",
+    "train.py --text latin.txt": "latin.txt is not UTF-8: byte 3 cannot be decoded",
+    "train.py --text latin.txt --errors replace --data_dir absent": "--data_dir cannot be combined with --text",
+    "-m gpt2small_hf prepare --text latin.txt": "latin.txt is not UTF-8: byte 3",
     "train.py --data_dir absent": "absent does not exist",
     "train.py --tokenizer a/b/c": "--tokenizer a/b/c does not exist",
     "train.py --tokenizer no/tokenizer": "the Hub is not asked because HF_HUB_OFFLINE is set",
@@ -120,6 +125,7 @@ def test_help_and_user_errors_import_no_torch(line, tmp_path):
     (tmp_path / "chats.jsonl").write_text('{"neither": 1}\n')
     (tmp_path / "good.jsonl").write_text('{"prompt": "One", "completion": "Two"}\n')
     (tmp_path / "texts").mkdir()
+    (tmp_path / "latin.txt").write_bytes("café\n".encode("latin-1"))
     (tmp_path / "recipes" / "run").mkdir(parents=True)
     (tmp_path / "recipes" / "run" / "resolved.json").write_text("{}")
     (tmp_path / "recipes" / "baseline.yaml").write_text("learning_rat: 1e-3\n")
@@ -262,3 +268,15 @@ def test_preflight_of_a_recipe_prints_a_flag_that_overrides_it(tmp_path):
     assert done.stdout.splitlines()[-1] == (
         "next: python -m gpt2small_hf train checked.yaml --eval_strategy no --preflight_only false"
     )
+
+
+def test_run_folder_in_use_is_refused_before_torch_is_imported(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    folder.root.mkdir(parents=True)
+    with lock_folder(folder):
+        done = run(["train.py"], tmp_path)
+        checked = run(["train.py", "--text", "absent.txt", "--preflight_only"], tmp_path)
+    assert done.returncode == 2
+    assert "another process trains in runs/tiny. Wait until it ends" in done.stderr.splitlines()[-1]
+    assert not {"torch", "transformers"} & imported(done)
+    assert "absent.txt does not exist" in checked.stderr.splitlines()[-1]

@@ -24,11 +24,11 @@ def main(words: list[str]) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="Replace the folder if it contains other data.")
     args, where = parser.fill(words)
-    from gpt2small_hf.data.corpus.sources import find_files
+    from gpt2small_hf.data.corpus.sources import check_text
 
     if not args.trains_tokenizer:
         check_named("--tokenizer", args.tokenizer)
-    find_files([*(args.text or []), *(args.validation_text or [])])
+    check_text(args)
     place = where.output_dir or Path("data")
     if not place.is_dir():  # an existing data set is only read
         check_writable("--output_dir", place)

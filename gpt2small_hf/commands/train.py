@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from gpt2small_hf.config.resolve import read_config, show_recipe
-from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.training.memory import check_memory
 from gpt2small_hf.training.paths import check_packages, check_paths
-from gpt2small_hf.training.resume import check_folder
+from gpt2small_hf.training.resume import check_folder, check_not_in_use
 
 
 def main(words: list[str]) -> None:
@@ -15,7 +14,9 @@ def main(words: list[str]) -> None:
     if config.run.print_recipe:
         print(show_recipe(config), end="")
         return
-    check_folder(RunFolder(config.run.output_dir), config)
+    check_folder(config.folder, config)
+    if not config.run.preflight_only:  # which writes nothing
+        check_not_in_use(config.folder)
     check_paths(config)
     check_packages(config)
     check_memory(config)

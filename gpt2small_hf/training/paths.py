@@ -10,7 +10,7 @@ from gpt2small_hf.config.trainer import OPTIMIZER_PACKAGES, REPORTERS
 from gpt2small_hf.data.chat.conversations import check_first_row
 from gpt2small_hf.data.chat.files import find_places
 from gpt2small_hf.data.corpus.metadata import read_meta
-from gpt2small_hf.data.corpus.sources import find_files
+from gpt2small_hf.data.corpus.sources import check_text
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.checkpoint_tasks import check_tasks
 from gpt2small_hf.evaluation.models import find_file, find_model
@@ -32,7 +32,7 @@ def check_paths(args: RunConfig) -> None:
         from gpt2small_hf.data.chat.templates import find_template  # which imports transformers, but not torch
 
         find_template(chat.template, None)  # pyright: ignore[reportArgumentType]  # needed without a template
-    find_files([*(args.data.text or []), *(args.data.validation_text or [])])
+    check_text(args.data)
     if args.run.data_dir is not None:
         read_meta(args.run.data_dir)
     if not args.data.trains_tokenizer:

@@ -5,9 +5,11 @@ A run resumes only with the settings that it was started with, as far as they af
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from gpt2small_hf.config.declared import declared
 from gpt2small_hf.config.resolve import RunConfig
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import check_writable, is_leftover
+from gpt2small_hf.runs.files import check_writable, is_leftover, locked
 from gpt2small_hf.runs.layout import RunFolder, checkpoints_in
 from gpt2small_hf.runs.provenance import git_commit
 from gpt2small_hf.runs.reader import progress_of, read_resolved
@@ -84,6 +86,18 @@ def check_folder(run: RunFolder, args: RunConfig) -> None:
         raise UsageError(f"--branch_from {branch} is not in a run folder, so its recipe is unknown.")
     if run_of(branch).root.resolve() == run.root.resolve():
         raise UsageError(f"--branch_from starts a new run. Choose another folder than {run.root} with --output_dir.")
+
+
+def lock_folder(run: RunFolder) -> AbstractContextManager[None]:
+    """Lock a run folder. Raises: UsageError if another process trains in it."""
+    return locked(run.lock, f"another process trains in {run.root}. Wait until it ends, or give --output_dir.")
+
+
+def check_not_in_use(run: RunFolder) -> None:
+    """Raise: UsageError if another process trains in the folder. Only rank 0 checks: it locks the folder."""
+    if run.lock.exists() and os.environ.get("RANK", "0") == "0":
+        with lock_folder(run):
+            pass
 
 
 def is_started(run: RunFolder) -> bool:

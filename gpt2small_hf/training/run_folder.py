@@ -11,10 +11,11 @@ from gpt2small_hf.config.recipe import recipe_text
 from gpt2small_hf.config.resolve import ALTERNATIVES, RunConfig
 from gpt2small_hf.data.preview.render import as_text
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.runs.files import atomic_write, locked, remove, remove_if_empty
+from gpt2small_hf.runs.files import atomic_write, remove, remove_if_empty
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
 from gpt2small_hf.training.inputs import RunInputs
+from gpt2small_hf.training.resume import lock_folder
 
 ROWS_TO_SHOW = 3
 
@@ -31,7 +32,7 @@ def training_in(run: RunFolder, *, read_only: bool) -> Iterator[None]:
             yield
             return
         run.root.mkdir(parents=True, exist_ok=True)
-        with locked(run.lock, f"another process trains in {run.root}. Wait until it ends, or give --output_dir."):
+        with lock_folder(run):
             restore(run)
             try:
                 yield

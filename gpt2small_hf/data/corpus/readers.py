@@ -226,6 +226,16 @@ def undecodable(path: Path, offset: int) -> UsageError:
     )
 
 
+def check_start(path: Path) -> None:
+    """Raise: UsageError if the first megabyte of a text file is not UTF-8."""
+    with path.open("rb") as file:
+        start = file.read(BLOCK_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError as error:
+        raise undecodable(path, error.start) from None
+
+
 def names(words: Iterable[str]) -> str:
     return ", ".join(map(repr, words)) or "none"
 

@@ -23,6 +23,7 @@ from gpt2small_hf.data.corpus.readers import (
     Document,
     FileReader,
     Meter,
+    check_start,
     first_line,
     read_jsonl,
     read_parquet,
@@ -102,6 +103,23 @@ def find_files(patterns: list[str]) -> list[Path]:
         if path.stat().st_size == 0:
             raise UsageError(f"{path} is empty. Leave it out.")
     return files
+
+
+MAX_CHECKED_FILES = 1000
+
+
+def check_text(args: PrepareArguments) -> None:
+    """Check that the files of --text and --validation_text exist, and that the beginning of each is UTF-8.
+
+    So most errors come before tokenizers and torch are imported. At most `MAX_CHECKED_FILES` files are opened.
+
+    Raises: UsageError naming the first file that is missing or cannot be decoded.
+    """
+    files = find_files([*(args.text or []), *(args.validation_text or [])])
+    if args.errors == "strict":
+        for path in files[:MAX_CHECKED_FILES]:
+            if FILE_READERS.get(path.suffix.lower(), read_txt) in (read_txt, read_jsonl):
+                check_start(path)
 
 
 def open_files(
