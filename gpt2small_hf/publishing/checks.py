@@ -8,11 +8,9 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.utils.sha import git_hash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
@@ -131,10 +129,7 @@ def imports(path: Path) -> list[str]:
 
 
 def modified_code(source: PushSource, folder: Path) -> list[str]:
-    """List the code files in a staged folder that are neither the package's nor recorded by the run.
-
-    All versions in the history of this checkout are the package's: earlier runs did not record their code.
-    """
+    """List the code files in a staged folder that are neither the package's nor recorded by the run."""
     known = [model_code()]
     if source.run is not None:
         known += [one.made_by.model_code for one in (source.run.resolved, source.run.heldout) if one]
@@ -142,18 +137,7 @@ def modified_code(source: PushSource, folder: Path) -> list[str]:
         path.name
         for path in sorted(folder.glob("*.py"))
         if sha256(path) not in [files.get(path.name) for files in known]
-        and git_hash(path.read_bytes()) not in _committed(path.name)
     ]
-
-
-def _committed(name: str) -> set[str]:
-    """Return git's hashes of all versions of a file of the model's code; none outside a checkout."""
-    command = ["git", "-C", str(CODE), "log", "--format=", "--raw", "--no-abbrev", "--", name]
-    try:
-        log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return set()
-    return {line.split()[3] for line in log.splitlines()}
 
 
 def check_code_is_known(source: PushSource, folder: Path) -> None:

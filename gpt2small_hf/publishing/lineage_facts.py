@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpt2small_hf.publishing.privacy import hub_dataset, hub_ids, is_hub_id, is_of_hub
+from gpt2small_hf.publishing.privacy import hub_dataset, hub_ids, is_hub_id
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.published import PublishedCommit, read_published
 from gpt2small_hf.publishing.source import PushSource
@@ -97,7 +97,7 @@ def base_facts(run: Run | None, publication: Publication) -> dict[str, Any] | No
     if record := published_base(path, base.sha256, publication):
         return {"name": record.repo_id, "repo": record.repo_id, "is_private": False}
     name = path.parent.name if path.name == "model" else path.name
-    if not (is_of_hub(base.init_from, base.of_hub) and HUB_ID.fullmatch(base.init_from)):
+    if not (base.of_hub and HUB_ID.fullmatch(base.init_from)):
         return {"name": name, "repo": None, "is_private": False}
     is_private = base.init_from in publication.private
     public = None if is_private else base.init_from

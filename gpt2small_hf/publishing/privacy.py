@@ -234,16 +234,11 @@ def hub_dataset(origin: DataSource) -> str | None:
     return name if is_hub_id(name) and not origin.sha256 and not origin.file else None
 
 
-def is_of_hub(name: str, recorded: bool | None) -> bool:
-    """Whether a base model or tokenizer is named by its Hub id; earlier versions did not record it."""
-    return is_hub_id(name) if recorded is None else recorded
-
-
 def hub_ids(resolved: Resolved) -> set[tuple[str, str]]:
     """Return the Hub ids in a run's settings: type (`model` or `dataset`) and id."""
     base, tokenizer = resolved.base, resolved.data.tokenizer
-    models = [base.init_from] if base and is_of_hub(base.init_from, base.of_hub) else []
-    models += [tokenizer.name] if tokenizer and is_of_hub(tokenizer.name, tokenizer.of_hub) else []
+    models = [base.init_from] if base and base.of_hub else []
+    models += [tokenizer.name] if tokenizer and tokenizer.of_hub else []
     origins = [origin for some in resolved.data.sources.values() for origin in some]
     origins += (base and base.trained_on) or []
     found = {("model", name) for name in models} | {("dataset", hub_dataset(origin)) for origin in origins}
@@ -256,17 +251,10 @@ def public_ids(resolved: Resolved, private: Collection[str]) -> set[str]:
 
 
 def chat_questions(run: Run | None) -> list[str]:
-    """Return the prompts that a run took from its chats because none were given.
-
-    Earlier versions did not record it: their prompts are from the chats if one is an answered held-out question.
-    """
-    if run is None or not run.resolved.chat:
+    """Return the prompts that a run took from its chats because none were given."""
+    if run is None or not run.resolved.chat or run.resolved.prompts_from == "given":
         return []
-    prompts = run.resolved.run.prompts
-    if run.resolved.prompts_from is not None:
-        return [] if run.resolved.prompts_from == "given" else prompts
-    asked = {answer.turns[-1] for answer in run.answers}
-    return prompts if asked & set(prompts) else []
+    return run.resolved.run.prompts
 
 
 def remove_prompts(contents: dict[str, Any], prompts: Collection[str]) -> dict[str, Any]:

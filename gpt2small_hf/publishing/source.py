@@ -15,7 +15,7 @@ from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
 from gpt2small_hf.runs.files import read_json, write_json
 from gpt2small_hf.runs.layout import RunFolder
-from gpt2small_hf.runs.reader import Run, progress_of
+from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, step_of
 
 MODEL_TYPE = "gpt2small"
@@ -120,7 +120,7 @@ def _run_source(folder: RunFolder) -> PushSource:
     if run.heldout is not None:
         if not folder.model.is_dir():
             raise UsageError(f"{folder.model} does not exist. Restore it, or publish a checkpoint of the run.")
-        return PushSource(run.name, folder.model, folder.root, folder, run, _kept_step(run))
+        return PushSource(run.name, folder.model, folder.root, folder, run, run.heldout.step)
     newest = next(complete_checkpoints(folder), None)
     if newest is None:
         raise UsageError(f"{folder.root} is not finished and has no checkpoint. Resume it with its command.")
@@ -133,20 +133,6 @@ def _adapter_source(source: PushSource, path: Path) -> PushSource:
     if not (path / ADAPTER_WEIGHTS).is_file():
         raise UsageError(f"{path} has no {ADAPTER_WEIGHTS}. Train the run again, or publish its model.")
     return replace(source, name=f"{source.name}-adapter", adapter=path)
-
-
-def _kept_step(run: Run) -> int:
-    """Return the step whose weights a finished run kept: its last, or its best one."""
-    if run.heldout is not None and run.heldout.step is not None:  # earlier versions did not record it
-        return run.heldout.step
-    if not run.resolved.trainer.load_best_model_at_end:
-        return run.step
-    newest = next(complete_checkpoints(run.folder), None)
-    if newest is not None:  # a step that was measured and not saved is not kept
-        best = progress_of(newest).best_model_checkpoint
-        return int(Path(best).name.rpartition("-")[2]) if best else step_of(newest)
-    measured = [(row.eval_loss, row.step) for row in run.metrics if row.eval_loss is not None and row.step > 0]
-    return min(measured)[1] if measured else run.step
 
 
 def _converted_source(path: Path, run_folder: RunFolder, tokenizer: str | None) -> PushSource:

@@ -354,7 +354,6 @@ def test_a_license_is_named_only_if_it_was_named_to_us(license, said, file, card
             [True],
             "The questions are from the training chats.",
         ),
-        (None, None, "The source of the questions was not recorded; whether the training chats contain them was not"),
     ],
 )
 def test_the_card_of_a_chat_model_states_where_its_questions_are_from(
@@ -369,7 +368,7 @@ def test_the_card_of_a_chat_model_states_where_its_questions_are_from(
     assert (resolved["prompts_from"], resolved["prompts_in_training"]) == ("given", [in_training])
     run = copied(chat_run, "talk")
     changed = {name: value for name, value in resolved.items() if not name.startswith("prompts_")}
-    changed |= {} if source is None else {"prompts_from": source, "prompts_in_training": flags}
+    changed |= {"prompts_from": source, "prompts_in_training": flags}
     write_json(run.resolved, changed)
     card = card_of(run.root)
     assert (said in card.prose) == (source != "training chats")  # such questions are not on a card

@@ -4,7 +4,6 @@ import re
 import shutil
 import stat
 import string
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import publish
 from gpt2small_hf.publishing.source import find_source
 from gpt2small_hf.publishing.stage import is_loaded, is_pushed_file, list_files, make_readable, stage, stage_native
-from gpt2small_hf.runs.files import read_json, read_jsonl, sha256, write_json, write_jsonl
+from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from publishing.staging import RESULTS, staged
@@ -165,18 +164,6 @@ def test_prompts_from_own_chats_are_staged_only_if_asked_for(checkpoint, unpromp
     assert chat_questions(Run(unprompted)) == []
 
 
-@pytest.mark.parametrize("asked", [True, False])
-def test_prompts_of_an_older_run_are_from_its_chats_if_they_were_held_out(asked, unprompted):
-    older = read_json(unprompted.resolved)
-    del older["prompts_from"]
-    write_json(unprompted.resolved, older)
-    answers = read_jsonl(unprompted.answers)
-    answers[-1]["messages"][-1]["content"] = QUESTION if asked else "Another?"
-    others = [answer for answer in answers if answer["messages"][-1]["content"] != QUESTION]
-    write_jsonl(unprompted.answers, [*others, *(answers[-1:] if asked else [])])
-    assert chat_questions(Run(unprompted)) == ([QUESTION] if asked else [])
-
-
 @pytest.mark.parametrize("published", [True, False])
 def test_push_names_prompts_from_own_chats_before_it_stages(published, unprompted, capsys):
     unprompted.published.write_text("broken")  # which ends it after that
@@ -265,33 +252,6 @@ def stated(folder: Path, run: RunFolder) -> list[str]:
     """What the card states of modified code."""
     text = render(find_source(run.root), folder, Publication("you/short"))
     return re.findall(r"\*\*Modified code:\*\* (.*?) the files of gpt2small_hf", text)
-
-
-def test_code_of_an_earlier_version_in_the_history_of_the_package_is_published(bare):
-    log = ["git", "-C", str(CODE), "log", "--format=%H", "--", "gpt.py"]
-    commits = subprocess.run(log, capture_output=True, text=True).stdout.split()
-    if len(commits) < 2:
-        pytest.skip("the history of the package is not here")
-    show = ["git", "-C", str(CODE), "show", f"{commits[1]}:./gpt.py"]
-    (bare / "gpt.py").write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
-    assert sha256(bare / "gpt.py") != sha256(CODE / "gpt.py")
-    assert sha256(staged(bare) / "gpt.py") == sha256(bare / "gpt.py")
-
-
-def test_run_saved_before_cpu_linear_is_published_with_its_three_files(short_run):
-    log = ["git", "-C", str(CODE), "log", "--diff-filter=A", "--format=%H", "--", "cpu_linear.py"]
-    added = subprocess.run(log, capture_output=True, text=True).stdout.split()
-    if not added:
-        pytest.skip("the history of the package is not available")
-    former = CODE_FILES - {"cpu_linear.py"}
-    (short_run.model / "cpu_linear.py").unlink()
-    for name in former:
-        show = ["git", "-C", str(CODE), "show", f"{added[-1]}~1:./{name}"]
-        (short_run.model / name).write_bytes(subprocess.run(show, capture_output=True, check=True).stdout)
-    folder = staged(short_run.root)
-    assert {path.name for path in folder.glob("*.py")} == former
-    assert stated(folder, short_run) == []
-    assert {path.name for path in staged(short_run.root, new_code=True).glob("*.py")} == CODE_FILES
 
 
 def test_files_are_told_with_size_and_hash_and_sorted(bare):
