@@ -19,16 +19,8 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, disable_progress_bars, get_session, hf_raise_for_status
 from huggingface_hub.utils.sha import git_hash
 
+from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, token_in_use
-from gpt2small_hf.publishing.client import (
-    UploadError,
-    VerifyError,
-    command_errors,
-    error_reason,
-    http_status,
-    install_client,
-    public_url,
-)
 from gpt2small_hf.runs.files import sha256
 
 MAIN = "main"
@@ -73,7 +65,7 @@ class RepositoryState:
 
     def url(self) -> str:
         """Return its address, without a password."""
-        return f"{public_url(constants.ENDPOINT)}/{self.repo_id}"
+        return f"{client.public_url(constants.ENDPOINT)}/{self.repo_id}"
 
 
 def is_same(there: RepoFile | None, here: Path) -> bool:
@@ -85,6 +77,11 @@ def is_same(there: RepoFile | None, here: Path) -> bool:
     return there.blob_id == git_hash(here.read_bytes())
 
 
+def new_token_advice() -> str:
+    page = f"{client.public_url(constants.ENDPOINT)}/settings/tokens"
+    return f"Create one with write access at {page} and log in again: hf auth login"
+
+
 class Hub:
     """An account on the Hub, and the calls of a push."""
 
@@ -92,18 +89,17 @@ class Hub:
         """Read the token and ask the Hub for its account. Raises: UsageError, AuthError, UploadError."""
         if not sys.stderr.isatty():
             disable_progress_bars()
-        install_client()
+        client.install_client()
         self.token = token_in_use()
         self.api = HfApi(token=self.token, library_name="gpt2small_hf")
         self.headers = build_hf_headers(token=self.token, library_name="gpt2small_hf")
-        with command_errors("checking the token"):
+        with client.command_errors("checking the token"):
             try:
                 account = self.api.whoami()
             except HfHubHTTPError as error:
-                if http_status(error) == 401:
+                if client.http_status(error) == 401:
                     raise AuthError(
-                        f"{public_url(constants.ENDPOINT)} does not know the token in use. Create one with write "
-                        f"access at {public_url(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
+                        f"{client.public_url(constants.ENDPOINT)} does not know the token in use. {new_token_advice()}"
                     ) from None
                 raise
             self.user: str = account["name"]
@@ -127,7 +123,7 @@ class Hub:
 
         Raises: AuthError if it may not be written.
         """
-        with command_errors(f"reading {repo_id}"):
+        with client.command_errors(f"reading {repo_id}"):
             try:
                 info = self.api.model_info(repo_id)
             except RepositoryNotFoundError:
@@ -149,7 +145,7 @@ class Hub:
                 private=info.private,
                 head=head,
                 branch_exists=branch_exists,
-                pull_request=public_url(pull.url) if pull else None,
+                pull_request=client.public_url(pull.url) if pull else None,
                 files=self.files(repo_id, head, info),
                 branches=branches,
                 tags={ref.name: ref.target_commit for ref in refs.tags},
@@ -176,26 +172,23 @@ class Hub:
             try:
                 self.api.auth_check(repo_id, write=True)
             except HfHubHTTPError as error:
-                if http_status(error) not in (401, 403, 404):
+                if client.http_status(error) not in (401, 403, 404):
                     raise
                 may_write = False
         if not may_write:
-            raise AuthError(
-                f"the token in use ({self.user}'s) has read access to {repo_id} only. Create one with write access at "
-                f"{public_url(constants.ENDPOINT)}/settings/tokens and log in again: hf auth login"
-            )
+            raise AuthError(f"the token in use ({self.user}'s) has read access to {repo_id} only. {new_token_advice()}")
 
     @contextmanager
     def writing(self, what: str, repo_id: str, *, create_pr: bool = False) -> Iterator[None]:
         """As `command_errors`, for a call that changes a repository. A 403 may also mean a quota."""
-        with command_errors(what):
+        with client.command_errors(what):
             try:
                 yield
             except HfHubHTTPError as error:
-                if http_status(error) not in (401, 403):
+                if client.http_status(error) not in (401, 403):
                     raise
                 self.check_may_write(repo_id, create_pr=create_pr)
-                raise UploadError(f"{what}: the Hub refused it: {error_reason(error)}") from None
+                raise client.UploadError(f"{what}: the Hub refused it: {client.error_reason(error)}") from None
 
     def json(self, remote: RepositoryState, name: str) -> dict[str, Any]:
         """Return a JSON file's object, empty for anything else."""
@@ -207,7 +200,7 @@ class Hub:
 
     def read(self, remote: RepositoryState, name: str) -> bytes:
         """Return a file's content."""
-        with command_errors(f"reading {name} of {remote.repo_id}"):
+        with client.command_errors(f"reading {name} of {remote.repo_id}"):
             response = get_session().get(hf_hub_url(remote.repo_id, name, revision=remote.head), headers=self.headers)
             hf_raise_for_status(response)
             return response.content
@@ -219,7 +212,7 @@ class Hub:
     def create_missing(self, remote: RepositoryState) -> None:
         """Create a private repository, and its branch from main, unless they exist."""
         if not remote.exists:
-            with command_errors(f"creating {remote.repo_id}"):
+            with client.command_errors(f"creating {remote.repo_id}"):
                 self.api.create_repo(remote.repo_id, private=True, exist_ok=True)
                 info = self.api.model_info(remote.repo_id)
                 remote.head, remote.private = info.sha, info.private
@@ -235,22 +228,22 @@ class Hub:
 
         Raises: VerifyError that names the first file which differs.
         """
-        with command_errors(f"comparing checksums with {repo_id}"):
+        with client.command_errors(f"comparing checksums with {repo_id}"):
             found = self.api.verify_repo_checksums(repo_id, revision=commit, local_dir=staged)
         if found.mismatches:
-            raise VerifyError(
+            raise client.VerifyError(
                 f"{found.mismatches[0]['path']} of {repo_id} at {commit[:12]} differs from the staged file. "
                 "Nothing was tagged; run the same command again."
             )
         local = {path.relative_to(staged).as_posix() for path in staged.rglob("*") if path.is_file()}
         if lacking := sorted(local & {*found.extra_paths}):
-            raise VerifyError(f"{lacking[0]} is not in {repo_id} at {commit[:12]}. Run the same command again.")
+            raise client.VerifyError(f"{lacking[0]} is not in {repo_id} at {commit[:12]}. Run the same command again.")
         return found.checked_count
 
     def download(self, repo_id: str, commit: str, cache: Path) -> Path:
         """Download the files of a commit that transformers may load into a new Hub cache. Returns: its folder there."""
         names = {"allow_patterns": LOADED, "ignore_patterns": "*/*.safetensors"}
-        with command_errors(f"downloading {repo_id} at {commit[:12]}"):
+        with client.command_errors(f"downloading {repo_id} at {commit[:12]}"):
             return Path(self.api.snapshot_download(repo_id, revision=commit, cache_dir=cache, **names))
 
     def create_tag(self, remote: RepositoryState, tag: str, commit: str | None, message: str | None = None) -> None:
@@ -260,12 +253,12 @@ class Hub:
             try:
                 self.api.create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
             except HfHubHTTPError as error:
-                if http_status(error) != 409:
+                if client.http_status(error) != 409:
                     raise
                 # It is this tag if the response to a first attempt was lost.
                 tags = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(repo_id).tags}
                 if tags.get(tag) != commit:
-                    raise UploadError(
+                    raise client.UploadError(
                         f"tag {tag} of {repo_id} was set meanwhile to commit {tags.get(tag)}. Use another: --tag NAME"
                     ) from None
             remote.tags[tag] = commit or ""
@@ -278,6 +271,6 @@ class Hub:
 
 def is_visible(repo_id: str, kind: str = "model", *, token: Literal[False] | None = None) -> bool:
     """Return whether a repository can be seen with the token in use, or with `token=False` by everybody."""
-    install_client()
-    with command_errors(f"looking up {repo_id}"):
+    client.install_client()
+    with client.command_errors(f"looking up {repo_id}"):
         return HfApi(token=token).repo_exists(repo_id, repo_type=kind)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.publishing.privacy import hub_dataset, hub_ids, is_hub_id
-from gpt2small_hf.publishing.publication import Publication
-from gpt2small_hf.publishing.published import PublishedCommit, read_published
+from gpt2small_hf.publishing.publication import Publication, PublishedCommit, read_published
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.runs.files import sha256
 from gpt2small_hf.runs.layout import HUB_ID, RunFolder

@@ -1,7 +1,7 @@
 """Publish a model: in one commit that was checked, or not at all.
 
-The steps are modules of this package: arguments → source (which model) → push_plan (what goes where) → push_stage
-(stage, facts, card, privacy, secret_scan, verify) → this module (repository_checks, commit, verify, tag, visibility).
+The steps are modules of this package: arguments → source (which model) → push_plan (what goes where; then stage, facts,
+card, privacy, secret_scan, verify) → this module (commit, verify, tag, visibility).
 """
 
 from __future__ import annotations
@@ -18,30 +18,34 @@ from gpt2small_hf.formatting import counted, one_line
 from gpt2small_hf.publishing.adapter import find_base
 from gpt2small_hf.publishing.arguments import known_token
 from gpt2small_hf.publishing.client import VerifyError
-from gpt2small_hf.publishing.commit import commit_folder, find_changes
-from gpt2small_hf.publishing.facts import example_prompts
-from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
-from gpt2small_hf.publishing.lineage_facts import linked_repositories
-from gpt2small_hf.publishing.privacy import chat_questions, scrub
-from gpt2small_hf.publishing.published import PublishedCommit, published_json, read_published
-from gpt2small_hf.publishing.push_plan import (
-    NO_LICENSE,
-    PushPlan,
-    commit_message,
-    files_to_send,
-    plan_push,
-    plan_record,
-    print_plans,
-    print_step,
-)
-from gpt2small_hf.publishing.push_stage import check_isolated, describe_check, load_isolated, stage_for_push
-from gpt2small_hf.publishing.repository_checks import (
+from gpt2small_hf.publishing.commit import (
     check_card,
     check_ignored,
     check_replace,
     check_same_weights,
     check_tag,
+    commit_folder,
+    find_changes,
     find_other_model,
+)
+from gpt2small_hf.publishing.facts import example_prompts
+from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
+from gpt2small_hf.publishing.lineage_facts import linked_repositories
+from gpt2small_hf.publishing.privacy import chat_questions, scrub
+from gpt2small_hf.publishing.publication import PublishedCommit, published_json, read_published
+from gpt2small_hf.publishing.push_plan import (
+    NO_LICENSE,
+    PushPlan,
+    check_isolated,
+    commit_message,
+    describe_check,
+    files_to_send,
+    load_isolated,
+    plan_push,
+    plan_record,
+    print_plans,
+    print_step,
+    stage_for_push,
 )
 from gpt2small_hf.publishing.result_facts import MAX_SAMPLES, held_out_answers, loss_rise
 from gpt2small_hf.publishing.secret_scan import allow_secrets, allowed_secrets, check_flag_value, has_secret
@@ -254,7 +258,11 @@ def verify_published(hub: Hub, args: Namespace, plan: PushPlan, commit: str) -> 
 
 
 def finish_push(
-    hub: Hub, args: Namespace, plans: list[PushPlan], records: list[PublishedCommit], before: list[PublishedCommit]
+    hub: Hub,
+    args: Namespace,
+    plans: list[PushPlan],
+    records: list[PublishedCommit],
+    before: list[PublishedCommit],
 ) -> dict[str, Any]:
     """Make the repositories public and record what was published. Returns: the record."""
     repositories = dict.fromkeys(plan.repo_id for plan in plans)

@@ -16,19 +16,7 @@ from typing import Any
 from gpt2small_hf.conversion.convert import convert
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import TASKS
-from gpt2small_hf.publishing.checks import (
-    CODE,
-    INDEX,
-    check_code_is_known,
-    check_finite,
-    check_links,
-    check_nothing_empty,
-    check_nothing_pickled,
-    check_results_are_theirs,
-    check_tokenizer,
-    code_files,
-    weight_files,
-)
+from gpt2small_hf.publishing import checks
 from gpt2small_hf.publishing.license import TEXT
 from gpt2small_hf.publishing.privacy import chat_questions, public_ids, remove_prompts, scrub
 from gpt2small_hf.publishing.source import ADAPTER_CONFIG, ADAPTER_WEIGHTS, PushSource
@@ -90,29 +78,29 @@ def stage(
         not finite or not those that were measured, and a tokenizer of another model.
     """
     folder.mkdir(parents=True)
-    check_links(source)
-    check_nothing_pickled(source)
-    weights = weight_files(source.model)
+    checks.check_links(source)
+    checks.check_nothing_pickled(source)
+    weights = checks.weight_files(source.model)
     settings = read_json(source.model / "config.json")
     for path in weights:
         shutil.copyfile(path, folder / path.name)
     for name in TOKENIZER:
         if (source.model / name).is_file():
             shutil.copyfile(source.model / name, folder / name)
-    for path in code_files(CODE if new_code else source.model, settings):
+    for path in checks.code_files(checks.CODE if new_code else source.model, settings):
         shutil.copyfile(path, folder / path.name)
     settings.pop("_name_or_path", None)  # a local path
     settings["use_cache"] = True  # the Trainer turns it off in checkpoints
     write_json(folder / "config.json", settings)
     write_json(folder / "generation_config.json", generation(source.model, settings))
     _stage_results(source, folder, [] if questions else chat_questions(source.run), private)
-    check_nothing_empty(source, folder)
+    checks.check_nothing_empty(source, folder)
     if not allow_modified_code:
-        check_code_is_known(source, folder)
-    check_results_are_theirs(source, folder)
-    check_tokenizer(source, folder)
+        checks.check_code_is_known(source, folder)
+    checks.check_results_are_theirs(source, folder)
+    checks.check_tokenizer(source, folder)
     remove_local_paths(folder / "tokenizer_config.json")
-    check_finite(folder)
+    checks.check_finite(folder)
 
 
 def _stage_results(source: PushSource, folder: Path, questions: list[str], private: frozenset[str]) -> None:
@@ -148,7 +136,7 @@ def list_files(folder: Path) -> Files:
 
 def is_loaded(name: str) -> bool:
     """Whether a file of the repository affects what the model computes: weights, settings, code, tokenizer."""
-    return name in (*SETTINGS, *TOKENIZER, INDEX, ADAPTER_CONFIG) or (
+    return name in (*SETTINGS, *TOKENIZER, checks.INDEX, ADAPTER_CONFIG) or (
         "/" not in name and name.endswith((".safetensors", ".py"))
     )
 
@@ -208,7 +196,7 @@ def is_pushed_file(name: str, code: set[str]) -> bool:
     """
     weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
     charts = [f"charts/{chart}.png" for chart in CHARTS]
-    known = (*SETTINGS, *TOKENIZER, INDEX, *RESULTS, *charts, "LICENSE-CODE", ADAPTER_CONFIG, ADAPTER_WEIGHTS)
+    known = (*SETTINGS, *TOKENIZER, checks.INDEX, *RESULTS, *charts, "LICENSE-CODE", ADAPTER_CONFIG, ADAPTER_WEIGHTS)
     return bool(weights) or name in known or (name.endswith(".py") and name[:-3] in code | MODEL_MODULES)
 
 

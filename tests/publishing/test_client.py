@@ -24,17 +24,18 @@ from gpt2small_hf.errors import CommandError, UsageError
 from gpt2small_hf.publishing import client
 from gpt2small_hf.publishing.arguments import AuthError, parse_arguments, token_in_use
 from gpt2small_hf.publishing.client import UploadError
-from gpt2small_hf.publishing.commit import commit_folder, find_changes
+from gpt2small_hf.publishing.commit import (
+    check_card,
+    check_tag,
+    commit_folder,
+    find_changes,
+    find_other_model,
+)
 from gpt2small_hf.publishing.hub import Hub, RepositoryState, is_visible
 from gpt2small_hf.publishing.license import License
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.push import private_links
 from gpt2small_hf.publishing.push_plan import PushPlan
-from gpt2small_hf.publishing.repository_checks import (
-    check_card,
-    check_tag,
-    find_other_model,
-)
 from gpt2small_hf.publishing.source import PushSource
 from gpt2small_hf.publishing.stage import list_files
 from gpt2small_hf.runs.files import write_json

@@ -3,7 +3,7 @@
 import pytest
 
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.publishing.published import PublishedCommit, find_record, published_json, read_published
+from gpt2small_hf.publishing.publication import PublishedCommit, find_record, published_json, read_published
 from gpt2small_hf.runs.files import write_json
 
 
