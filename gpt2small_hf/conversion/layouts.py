@@ -1,13 +1,103 @@
-"""Names and storage of weights: a `Layout` for each code base, and its state dict to ours and back, bit for bit."""
+"""Settings and weights of other code bases to ours, and ours to those of transformers' GPT-2, bit for bit."""
 
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
+from transformers import GPT2Config
 
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import GPT
+
+# Spellings that transformers knows → ours, which are equal in effect.
+ACTIVATIONS = {
+    **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_pytorch_tanh"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    "relu": "relu",
+}
+# What changes the arithmetic of transformers' GPT-2, with the only value that ours can follow. (Its
+# reorder_and_upcast_attn is not among them: the same sums in another order.)
+FIXED = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
+DROPOUTS = ("embd_pdrop", "attn_pdrop", "resid_pdrop")
+GPT2_NAMES = (
+    *("vocab_size", "n_positions", "n_embd", "n_head", "n_layer", "layer_norm_epsilon", "initializer_range"),
+    *("embd_pdrop", "attn_pdrop", "resid_pdrop", "tie_word_embeddings", "use_cache"),
+    *("bos_token_id", "eos_token_id", "pad_token_id"),
+)
+"""Settings of transformers' GPT-2 that ours takes and returns by the same names (its `attribute_map`)."""
+
+
+# ---- settings -------------------------------------------------------------------------------------------------------
+
+
+def config_from_reference(settings: Any) -> GPT2SmallConfig:
+    """Read the reference series' model.json. Raises: ValueError if a size is missing or impossible."""
+    sizes = {"n_positions": "context_length", "n_embd": "emb_dim", "n_head": "n_heads", "n_layer": "n_layers"}
+    return config_from_dict(
+        GPT2SmallConfig,
+        {name: required(settings, theirs) for name, theirs in {"vocab_size": "vocab_size", **sizes}.items()}
+        | {"attention_bias": settings.get("qkv_bias", False), "tie_word_embeddings": settings.get("tie_weights", False)}
+        | dict.fromkeys(DROPOUTS, settings.get("drop_rate", 0.0)),
+    )
+
+
+def config_from_nanogpt(settings: Any, *, tied: bool) -> GPT2SmallConfig:
+    """Read nanoGPT's `model_args`. Raises: ValueError if a size is missing or impossible."""
+    return config_from_dict(
+        GPT2SmallConfig,
+        {name: required(settings, name) for name in ("vocab_size", "n_embd", "n_head", "n_layer")}
+        | {"n_positions": required(settings, "block_size"), "attention_bias": required(settings, "bias")}
+        | {"hidden_act": "gelu", "tie_word_embeddings": tied}  # the exact GELU, unlike OpenAI's
+        | dict.fromkeys(DROPOUTS, settings.get("dropout", 0.0)),
+    )
+
+
+def config_from_gpt2(config: GPT2Config) -> GPT2SmallConfig:
+    """Read the configuration of transformers' GPT-2. Raises: ValueError for a variant that ours cannot follow."""
+    for name, value in FIXED.items():
+        if getattr(config, name) != value:
+            raise ValueError(f"{name} is {getattr(config, name)}; only {value} can be converted")
+    if config.activation_function not in ACTIVATIONS:
+        raise ValueError(f"activation_function is {config.activation_function}; known: {', '.join(ACTIVATIONS)}")
+    settings = {name: getattr(config, name) for name in ("n_inner", *GPT2_NAMES)}
+    settings |= {"hidden_act": ACTIVATIONS[config.activation_function], "attention_bias": True}
+    return config_from_dict(GPT2SmallConfig, settings)
+
+
+def gpt2_config(config: GPT2SmallConfig) -> GPT2Config:
+    """Our configuration as transformers' GPT-2 has it."""
+    # transformers ignores both. n_ctx is looked up by converters to GGUF; the other, for which GPT-2 has no word, tells
+    # `read` to drop the zeros that stand for absent biases.
+    extra: dict[str, Any] = {"n_ctx": config.max_position_embeddings}
+    if not config.attention_bias:
+        extra["attention_bias"] = False
+    return GPT2Config(
+        n_inner=None if config.intermediate_size == 4 * config.hidden_size else config.intermediate_size,
+        activation_function="gelu_new" if config.hidden_act == "gelu_pytorch_tanh" else config.hidden_act,
+        **{name: getattr(config, name) for name in GPT2_NAMES},
+        **extra,
+    )
+
+
+def config_from_dict(kind: type[Any], settings: dict[str, Any]) -> Any:
+    try:
+        return kind.from_dict(settings)
+    except StrictDataclassError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def required(settings: Any, name: str) -> Any:
+    if not isinstance(settings, dict) or name not in settings:
+        raise ValueError(f"the settings lack {name}")
+    return settings[name]
+
+
+# ---- weights --------------------------------------------------------------------------------------------------------
+
 
 Weights = dict[str, Tensor]
 

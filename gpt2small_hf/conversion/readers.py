@@ -19,53 +19,34 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from gpt2small_hf.conversion.configs import (
-    config_from_dict,
-    config_from_gpt2,
-    config_from_nanogpt,
-    config_from_reference,
-    gpt2_config,
-    required,
-)
-from gpt2small_hf.conversion.layouts import (
-    EMBED,
-    HEAD,
-    NANOGPT,
-    REFERENCE,
-    TRANSFORMERS,
-    Weights,
-    from_ours,
-    own_layout,
-    to_ours,
-    with_zero_biases,
-)
+from gpt2small_hf.conversion import layouts
 from gpt2small_hf.model.configuration_gpt2small import GPT2SmallConfig
 from gpt2small_hf.model.gpt import GPT
 from gpt2small_hf.model.modeling_gpt2small import GPT2SmallForCausalLM
 
 
-def as_gpt2(config: GPT2SmallConfig, weights: Weights) -> GPT2LMHeadModel:
+def as_gpt2(config: GPT2SmallConfig, weights: layouts.Weights) -> GPT2LMHeadModel:
     """Our state dict as transformers' own GPT-2, in evaluation mode; zeros replace biases that ours lacks."""
     biased = deepcopy(config)
     biased.attention_bias = True
-    theirs = from_ours(with_zero_biases(weights, biased), biased, TRANSFORMERS)
-    return with_weights(GPT2LMHeadModel, gpt2_config(config), theirs)
+    theirs = layouts.from_ours(layouts.with_zero_biases(weights, biased), biased, layouts.TRANSFORMERS)
+    return with_weights(GPT2LMHeadModel, layouts.gpt2_config(config), theirs)
 
 
-def with_weights(kind: type[Any], config: Any, weights: Weights) -> Any:
+def with_weights(kind: type[Any], config: Any, weights: layouts.Weights) -> Any:
     """Return a model in evaluation mode with this state dict, in its dtype."""
     return kind.from_pretrained(None, config=config, state_dict=weights, dtype=dtype_of(weights))
 
 
-def _core(config: GPT2SmallConfig, weights: Weights) -> GPT:
+def _core(config: GPT2SmallConfig, weights: layouts.Weights) -> GPT:
     with torch.device("meta"):
         core = GPT(config).eval()
-    head = {f"{HEAD}.weight": weights[f"{EMBED}.weight"]} if config.tie_word_embeddings else {}
+    head = {f"{layouts.HEAD}.weight": weights[f"{layouts.EMBED}.weight"]} if config.tie_word_embeddings else {}
     core.load_state_dict(weights | head, assign=True)
     return core
 
 
-def dtype_of(weights: Weights) -> torch.dtype:
+def dtype_of(weights: layouts.Weights) -> torch.dtype:
     """The smallest dtype that holds every weight without loss. Raises: ValueError for weights that are not floats."""
     for name, weight in weights.items():
         if not weight.is_floating_point():
@@ -83,7 +64,7 @@ class SourceModel:
     what: str
     """Name of the recognised format, to print."""
     config: GPT2SmallConfig
-    weights: Weights
+    weights: layouts.Weights
     """Our state dict, in one dtype."""
     folder: Path
     """Folder that may contain a tokenizer and generation settings."""
@@ -145,19 +126,19 @@ def read(path: Path, settings_path: Path | None = None) -> SourceModel:
     return _read_described(folder, read_safetensors(path), settings_path)
 
 
-def _read_described(folder: Path, weights: Weights, settings_path: Path) -> SourceModel:
+def _read_described(folder: Path, weights: layouts.Weights, settings_path: Path) -> SourceModel:
     settings = _read_json(settings_path)
     kind = settings.get("model_type")
     if kind == GPT2SmallConfig.model_type:
-        config = config_from_dict(GPT2SmallConfig, settings)
-        return _source(folder, "gpt2small", config, to_ours(weights, config, own_layout(config)))
+        config = layouts.config_from_dict(GPT2SmallConfig, settings)
+        return _source(folder, "gpt2small", config, layouts.to_ours(weights, config, layouts.own_layout(config)))
     if kind == "gpt2":
         return _read_gpt2(folder, weights, settings)
     if kind == "gpjtgpt2" or "emb_dim" in settings:
         what = "reference series" + (", published" if kind else "")
-        config = config_from_reference(required(settings, "cfg") if kind else settings)
+        config = layouts.config_from_reference(layouts.required(settings, "cfg") if kind else settings)
         weights = {name.removeprefix("_orig_mod.").removeprefix("model."): weight for name, weight in weights.items()}
-        ours = to_ours(weights, config, REFERENCE)
+        ours = layouts.to_ours(weights, config, layouts.REFERENCE)
         return _source(folder, what, config, ours, names_special_tokens=False)
     raise ValueError(
         f"{settings_path.name} describes a model of type {kind or 'unknown'}; known are gpt2small, gpt2, gpjtgpt2 and "
@@ -165,14 +146,14 @@ def _read_described(folder: Path, weights: Weights, settings_path: Path) -> Sour
     )
 
 
-def _read_gpt2(folder: Path, weights: Weights, settings: dict[str, Any]) -> SourceModel:
-    theirs = config_from_dict(GPT2Config, settings)
-    config = config_from_gpt2(theirs)
+def _read_gpt2(folder: Path, weights: layouts.Weights, settings: dict[str, Any]) -> SourceModel:
+    theirs = layouts.config_from_dict(GPT2Config, settings)
+    config = layouts.config_from_gpt2(theirs)
     weights = {  # a model saved without its head has no prefix
         name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}": weight
         for name, weight in weights.items()
     }
-    ours = to_ours(weights, config, TRANSFORMERS)
+    ours = layouts.to_ours(weights, config, layouts.TRANSFORMERS)
     qkv_biases = {name for name in ours if re.search(r"[qkv]_proj\.bias$", name)}
     if settings.get("attention_bias") is False and not any(ours[name].any() for name in qkv_biases):
         config.attention_bias = False
@@ -199,18 +180,18 @@ def _read_nanogpt(path: Path) -> SourceModel:
     weights = {name.removeprefix("_orig_mod."): weight for name, weight in weights.items()}
     embedding, head = (weights.get(name) for name in ("transformer.wte.weight", "lm_head.weight"))
     tied = embedding is None or head is None or torch.equal(embedding, head)
-    config = config_from_nanogpt(settings, tied=tied)
-    ours = to_ours(weights, config, replace(NANOGPT, biases=config.attention_bias))
+    config = layouts.config_from_nanogpt(settings, tied=tied)
+    ours = layouts.to_ours(weights, config, replace(layouts.NANOGPT, biases=config.attention_bias))
     return _source(path.parent, "nanoGPT", config, ours, names_special_tokens=False)
 
 
-def _source(folder: Path, what: str, config: GPT2SmallConfig, weights: Weights, **more: Any) -> SourceModel:
+def _source(folder: Path, what: str, config: GPT2SmallConfig, weights: layouts.Weights, **more: Any) -> SourceModel:
     dtype = dtype_of(weights)
     weights = {name: weight.to(dtype) for name, weight in weights.items()}
     return SourceModel(what, config, weights, folder, original=partial(_core, config, weights), **more)
 
 
-def read_safetensors(path: Path) -> Weights:
+def read_safetensors(path: Path) -> layouts.Weights:
     """All tensors of a file, or of a folder's model.safetensors or the shards its index names.
 
     Raises: ValueError that names the file that is missing or broken.
@@ -219,7 +200,7 @@ def read_safetensors(path: Path) -> Weights:
     if path.is_file():
         files = [path]
     elif index.is_file():
-        files = sorted({path / name for name in required(_read_json(index), "weight_map").values()})
+        files = sorted({path / name for name in layouts.required(_read_json(index), "weight_map").values()})
     else:
         files = [path / "model.safetensors"]
     weights = {}
