@@ -195,22 +195,18 @@ def check_credit(args: Namespace) -> None:
     if args.origin is not None:
         check_address("origin", args.origin)
         args.origin = MODEL_PAGE.sub(r"\1", args.origin).rstrip("/")
-        if not ADDRESS.fullmatch(args.origin) and not is_repo_id(args.origin):
-            raise UsageError(f"--origin {args.origin} is neither a Hub id (USER/REPO) nor an address (https://…).")
+        try:
+            if not ADDRESS.fullmatch(args.origin):
+                check_repo_id(args.origin)
+        except UsageError:
+            message = f"--origin {args.origin} is neither a Hub id (USER/REPO) nor an address (https://…)."
+            raise UsageError(message) from None
 
 
 def check_address(flag: str, value: str) -> None:
     """Raise: UsageError for text with an address that has a login or a query, which the card would publish."""
     if re.search(r"\w+://([^/?#\s]*@|[^#\s]*\?)", value):
         raise UsageError(f"--{flag}: the card is public, so leave user, password and query (?…) out of the address.")
-
-
-def is_repo_id(value: str) -> bool:
-    """Return whether a value is `user/name` as the Hub allows it."""
-    with suppress(UsageError):
-        check_repo_id(value)
-        return True
-    return False
 
 
 def check_license(args: Namespace) -> None:

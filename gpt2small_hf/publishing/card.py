@@ -38,7 +38,7 @@ from gpt2small_hf.publishing.stage import is_loaded
 from gpt2small_hf.report.page import fenced
 from gpt2small_hf.resources import resource
 
-TEMPLATE = resource("model_card.j2")
+TEMPLATE, PAGE = resource("model_card.j2"), Path(__file__).with_name("card_page.html")
 
 
 def render(source: PushSource, folder: Path, publication: Publication, template: Path = TEMPLATE) -> str:
@@ -309,20 +309,6 @@ def _hash(card: str) -> str:
 
 # ---- HTML -----------------------------------------------------------------------------------------------------------
 
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 16px/1.6 system-ui, sans-serif; color: #1f2937; max-width: 800px; margin: 2rem auto; padding: 0 1rem }}
-h1, h2, h3 {{ line-height: 1.25; margin: 1.8em 0 .6em }} h1 {{ margin-top: 0 }}
-h2 {{ border-bottom: 1px solid #e5e7eb; padding-bottom: .3em }}
-pre {{ background: #f6f8fa; padding: 12px 14px; border-radius: 8px; overflow-x: auto; line-height: 1.45 }}
-code {{ font: 13.5px/1.45 ui-monospace, Menlo, Consolas, monospace }}
-p code, td code, li code {{ background: #f1f3f5; padding: 1px 4px; border-radius: 4px }}
-table {{ border-collapse: collapse; margin: 1em 0; display: block; overflow-x: auto }}
-th, td {{ border: 1px solid #e5e7eb; padding: 5px 12px; vertical-align: top }}
-thead th:empty {{ padding: 0; border: 0 }}
-img {{ max-width: 100% }} a {{ color: #2563eb }} details {{ color: #6b7280; margin-bottom: 2em }}
-</style><details><summary>metadata</summary><pre>{metadata}</pre></details>{body}</html>
-"""
-
 
 def page(card: str, folder: str) -> str:
     """Render a card as HTML, similar to the Hub; `folder` has its pictures."""
@@ -331,7 +317,7 @@ def page(card: str, folder: str) -> str:
     title = next((line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")), "model card")
     title = escape(re.sub(r"\\(.)", r"\1", title))
     parser = MarkdownIt("commonmark", {"html": True}).enable("table")
-    return _PAGE.format(title=title, metadata=escape(header), body=parser.render(text))
+    return PAGE.read_text(encoding="utf-8").format(title=title, metadata=escape(header), body=parser.render(text))
 
 
 def content_hash(files: dict[str, dict[str, Any]]) -> str:

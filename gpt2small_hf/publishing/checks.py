@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
+from transformers.dynamic_module_utils import get_relative_imports
 
 import gpt2small_hf.model
 from gpt2small_hf.data.tokenizer import load_tokenizer
@@ -89,43 +89,20 @@ def module_names(auto_map: dict[str, Any]) -> set[str]:
 
 
 def code_files(folder: Path, settings: dict[str, Any]) -> list[Path]:
-    """List the files that `auto_map` names and those that they import.
+    """List the files that `auto_map` names and those that transformers finds among their imports.
 
-    Raises: UsageError if one does not exist, or is imported in a way that transformers does not follow.
+    Raises: UsageError if one does not exist. The isolated process finds what transformers does not fetch.
     """
-    named = module_names(settings.get("auto_map", {}))
-    found: dict[str, Path] = {}
-    while missing := sorted(named - found.keys()):
-        path = folder / f"{missing[0]}.py"
+    pending, found = module_names(settings.get("auto_map", {})), set[Path]()
+    while pending:
+        path = folder / f"{pending.pop()}.py"
         if not path.is_file():
             raise UsageError(
                 f"{folder} has no {path.name}, which the model needs to load. Save the model again, or use --code_only."
             )
-        found[missing[0]] = path
-        for name in imports(path):
-            if name.startswith(".") and not name[1:].isidentifier():  # `.`, `..gpt` or `.parts.gpt`
-                raise UsageError(
-                    f"{path} imports from {name}, which transformers does not fetch. Import files of its folder as "
-                    "`from .gpt import GPT`."
-                )
-            if name.startswith("."):
-                named.add(name[1:])
-    return sorted(found.values())
-
-
-def imports(path: Path) -> list[str]:
-    """List the modules that a file imports; relative ones start with a dot. Raises: UsageError if it is not Python."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError) as error:
-        raise UsageError(f"{path} is not Python ({error}).") from None
-    names = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append("." * node.level + (node.module or ""))
-    return names
+        found.add(path)
+        pending |= {*get_relative_imports(path)} - {one.stem for one in found}
+    return sorted(found)
 
 
 def modified_code(source: PushSource, folder: Path) -> list[str]:

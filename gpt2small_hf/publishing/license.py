@@ -14,28 +14,8 @@ from gpt2small_hf.resources import resource
 APACHE = resource("LICENSE")
 TEXT, TEXT_OF_CODE = "LICENSE", "LICENSE-CODE"
 
-MIT = """MIT License
-
-Copyright (c) {holder}
-
-Permission is hereby granted, free of charge, to any person obtaining a copy
-of this software and associated documentation files (the "Software"), to deal
-in the Software without restriction, including without limitation the rights
-to use, copy, modify, merge, publish, distribute, sublicense, and/or sell
-copies of the Software, and to permit persons to whom the Software is
-furnished to do so, subject to the following conditions:
-
-The above copyright notice and this permission notice shall be included in all
-copies or substantial portions of the Software.
-
-THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR
-IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY,
-FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE
-AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER
-LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
-OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
-SOFTWARE.
-"""
+MIT = Path(__file__).with_name("MIT.txt")
+"""Its text, with a place for the holder of the copyright."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +67,7 @@ def write_license(
         return
     elif license is not None and license.id == "mit" and holders:
         holder = " ".join(filter(None, (year, ", ".join(holders))))
-        (folder / TEXT).write_text(MIT.format(holder=holder), encoding="utf-8", newline="\n")
+        text = MIT.read_text(encoding="utf-8").format(holder=holder)
+        (folder / TEXT).write_text(text, encoding="utf-8", newline="\n")
     if not native:
         shutil.copyfile(APACHE, folder / TEXT_OF_CODE)

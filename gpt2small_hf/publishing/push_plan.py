@@ -224,7 +224,6 @@ def stage_for_push(args: Namespace, plan: PushPlan) -> None:
             plan.publication = replace(plan.publication, pin=plan.tag)
         text = card.render(source, folder, plan.publication)
         (folder / "README.md").write_text(text, encoding="utf-8")
-        stage.make_readable(folder)
         plan.files = stage.list_files(folder)
         card.check_finished(text, set(plan.files))
         quoted = [source.run_folder.samples, *[source.run_folder.answers] * args.publish_chat_questions]

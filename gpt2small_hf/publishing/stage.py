@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 import shutil
-import stat
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -238,13 +237,6 @@ def generation(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if context < SHORT_CONTEXT and found.get("max_new_tokens") is None and found.get("max_length") is None:
         found["max_length"] = context
     return found
-
-
-def make_readable(folder: Path) -> None:
-    """Give staged files the usual permissions."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
 
 
 def stage_native(ours: Path, folder: Path) -> None:

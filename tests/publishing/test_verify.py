@@ -489,6 +489,14 @@ def lose_a_weight(staged: Path) -> None:
     save_file(weights, staged / "model.safetensors", metadata={"format": "pt"})
 
 
+def import_from_the_folder(staged: Path) -> None:
+    insert(staged / "gpt.py", "import torch", "from . import cpu_linear\n")
+
+
+def break_the_syntax(staged: Path) -> None:
+    insert(staged / "gpt.py", "import torch", "def f(:\n")
+
+
 def need_code_for_the_tokenizer(staged: Path) -> None:
     path = staged / "tokenizer_config.json"
     settings = {"tokenizer_class": "Toy", "auto_map": {"AutoTokenizer": ["tokenization_toy.Toy", None]}}
@@ -507,10 +515,12 @@ NOT_THERE = "its code imports gpt2small_hf. "
     [
         (import_at_the_top, f"AutoModelForCausalLM: {NOT_THERE}"),
         (import_while_it_runs, f"logits: {NOT_THERE}"),
+        (import_from_the_folder, "AutoModelForCausalLM: "),
+        (break_the_syntax, "AutoModelForCausalLM: "),
         (lose_a_weight, "AutoModelForCausalLM: missing keys: model.layers.1.mlp.up_proj.weight."),
         (need_code_for_the_tokenizer, "its tokenizer needs remote code. Convert it to a fast one"),
     ],
-    ids=["top import", "late import", "lost weight", "tokenizer code"],
+    ids=["top import", "late import", "folder import", "syntax", "lost weight", "tokenizer code"],
 )
 def test_folder_that_needs_more_than_transformers_is_refused(spoil, said, tiny_run, staged):
     spoil(staged)
