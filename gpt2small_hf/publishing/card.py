@@ -228,11 +228,7 @@ UNFINISHED = {
 
 
 def check_finished(card: str, files: set[str]) -> None:
-    """Check that text and metadata of a card are finished; code blocks, which quote the model, are ignored.
-
-    Args:
-        card: the card.
-        files: names of all published files.
+    """Check that a card is finished and links only published files; code blocks, which quote the model, are ignored.
 
     Raises: UsageError that names the line.
     """

@@ -47,15 +47,6 @@ class Changes:
         return [f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names]
 
 
-@dataclass(frozen=True)
-class Pushed:
-    """The commit of a push."""
-
-    commit: str
-    pull_request: str | None
-    summary: str
-
-
 def find_changes(
     hub: Hub, remote: RepositoryState, staged: Path, files: stage.Files, names: list[str] | None = None
 ) -> Changes:
@@ -230,24 +221,26 @@ def commit_folder(
     *,
     names: list[str] | None = None,
     create_pr: bool = False,
-) -> Pushed:
+) -> tuple[str, str]:
     """Send a staged folder as one commit, which also removes files of an earlier push that are no longer staged.
 
     With `names`, only these files are sent and none is removed.
 
+    Returns: the commit, and a summary for the user. `remote` gets the address of a pull request that was opened.
     Raises: UploadError, AuthError, UsageError. The branch is then unchanged.
     """
     changes = find_changes(hub, remote, staged, files, names)
     assert remote.head is not None
     if not changes.sent and not changes.removed:
-        return Pushed(remote.head, remote.pull_request, "nothing to send: the files there are the same")
+        return remote.head, "nothing to send: the files there are the same"
     summary = f"{len(changes.sent)} files sent, {len(changes.removed)} removed"
     retries = client.Retries()
     while True:
         opens = create_pr and remote.pull_request is None
         try:
             commit = send_commit(hub, remote, staged, files, changes, message, opens=opens)
-            return Pushed(commit.oid, commit.pr_url or remote.pull_request, summary)
+            remote.pull_request = commit.pr_url or remote.pull_request
+            return commit.oid, summary
         except (httpx2.HTTPError, OSError, RuntimeError, *client.MALFORMED) as error:
             opens = opens and not find_pull_request(hub, remote, message)
             if not opens:
@@ -256,7 +249,7 @@ def commit_folder(
                 except (httpx2.HTTPError, OSError, *client.MALFORMED):  # it may exist: another would be a conflict
                     raise_push_error(hub, remote, error, create_pr=create_pr)
                 if landed is not None:
-                    return Pushed(landed, remote.pull_request, summary)
+                    return landed, summary
             elif client.is_unanswered_commit(error):  # it may still be opened, and a second attempt would duplicate it
                 raise client.UploadError(
                     "the Hub's answer was lost, so the pull request may exist. Run the same command again in a "

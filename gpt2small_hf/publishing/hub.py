@@ -113,15 +113,9 @@ class Hub:
         pull_request_title: str | None = None,
         needs_write_access: bool = True,
     ) -> RepositoryState:
-        """Read the state of a repository, if it exists, and check that it may be written.
+        """Read the state of a repository, if it exists, and of a branch in it, or of the user's open pull request.
 
-        Args:
-            repo_id: The repository.
-            revision: Branch to push to.
-            pull_request_title: Of a pull request to open. An open one of this user with this title is reused.
-            needs_write_access: Check for write access, which a pull request does not need.
-
-        Raises: AuthError if it may not be written.
+        Raises: AuthError if it may not be written and `needs_write_access`; a pull request does not.
         """
         with client.command_errors(f"reading {repo_id}"):
             try:

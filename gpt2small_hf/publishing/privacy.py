@@ -77,10 +77,7 @@ def scrub(value: Any, public: Collection[str] = (), *, is_path: bool = False) ->
     (`data/Acme Corp/a.txt`) under a name that is not in `_PATHS`. Four numbers are read as an IP address, except in
     `versions`.
 
-    Args:
-        value: JSON, or a string of it.
-        public: ids of public repositories on the Hub, which are kept in full.
-        is_path: whether strings are known to be paths.
+    Ids in `public`, of repositories on the Hub, are kept in full. With `is_path`, strings are known to be paths.
     """
     if isinstance(value, dict):
         kept: dict[Any, Any] = {}

@@ -99,11 +99,7 @@ def find_record(records: list[PublishedCommit], repo_id: str) -> PublishedCommit
 
 
 def published_json(records: list[PublishedCommit]) -> Json:
-    """Return `published.json`: the newest record of each repository and branch, the model itself first.
-
-    Args:
-        records: newest first.
-    """
+    """Return `published.json` for records, newest first: the newest of each branch, the model itself first."""
     latest: dict[tuple[str, str, str | None], PublishedCommit] = {}
     for record in records:
         latest.setdefault((record.repo_id, record.revision, record.pull_request), record)

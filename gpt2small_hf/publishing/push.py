@@ -142,18 +142,12 @@ def private_links(args: Namespace, plan: PushPlan) -> frozenset[str]:
 def print_chat_questions(questions: list[str], *, published: bool) -> None:
     """Print which questions of the run's chats are published, or left out."""
     token = known_token()
-    shown = [
-        '"' + one_line(one, 60) + '"'
-        if not has_secret(one, token)
-        else "(not printed: it contains what looks like a secret)"
-        for one in questions
-    ]
+    hidden = "(not printed: it contains what looks like a secret)"
+    shown = ", ".join(hidden if has_secret(one, token) else f'"{one_line(one, 60)}"' for one in questions)
     if published:
-        print_step("included", f"prompts from the run's chats, with the model's answers: {', '.join(shown)}")
+        print_step("included", f"prompts from the run's chats, with the model's answers: {shown}")
     else:
-        print_step(
-            "left out", f"prompts from the run's chats: {', '.join(shown)} (--publish_chat_questions publishes them)"
-        )
+        print_step("left out", f"prompts from the run's chats: {shown} (--publish_chat_questions publishes them)")
 
 
 def check_repository(hub: Hub, args: Namespace, plan: PushPlan, before: list[PublishedCommit]) -> RepositoryState:
@@ -198,7 +192,7 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
             hub.create_tag(remote, remote.backup_tag, remote.head)
         print_step("tagged", f"{remote.backup_tag}, the former state of {plan.repo_id}")
     print_stderr(f"uploading new files of {plan.size} to {plan.repo_id} …")
-    pushed = commit_folder(
+    commit, summary = commit_folder(
         hub,
         remote,
         plan.folder,
@@ -207,24 +201,18 @@ def push_folder(hub: Hub, args: Namespace, plan: PushPlan, remote: RepositorySta
         names=files_to_send(args, plan),
         create_pr=args.create_pr,
     )
-    print_step(
-        "sent", f"{plan.repo_id}, {pushed.pull_request or plan.revision}, commit {pushed.commit[:12]}: {pushed.summary}"
-    )
-    record = PublishedCommit(
-        **plan_record(plan),
-        url=remote.url(),
-        commit=pushed.commit,
-        pull_request=pushed.pull_request,
-        replaced=remote.replaced,
-    )
+    pull_request = remote.pull_request
+    print_step("sent", f"{plan.repo_id}, {pull_request or plan.revision}, commit {commit[:12]}: {summary}")
+    known = {"url": remote.url(), "commit": commit, "pull_request": pull_request, "replaced": remote.replaced}
+    record = PublishedCommit(**plan_record(plan), **known)
     path = plan.source.run_folder.published  # what is there now, whatever comes next
     write_json(path, published_json([record, *read_published(path)]))
-    record = replace(record, verified=verify_published(hub, args, plan, pushed.commit))
+    record = replace(record, verified=verify_published(hub, args, plan, commit))
     if plan.tag:
         if existing := remote.tags.get(plan.tag):  # of the same model: `check_tag`
             print_step("tagged", f"{plan.tag} already exists at commit {existing[:12]}")
         else:
-            hub.create_tag(remote, plan.tag, pushed.commit, commit_message(args, plan))
+            hub.create_tag(remote, plan.tag, commit, commit_message(args, plan))
             print_step("tagged", plan.tag)
     return record
 

@@ -61,12 +61,7 @@ def is_credential(value: str, before: str, after: str) -> bool:
 
     Of keys and tokens a random value is, anywhere. A password may also be a number, a word with a digit or a special
     character in it, or a passphrase; in a sentence (`The password: hunter22 is weak.`) a word with a number is not.
-    Text that continues with another assignment (`… user: bob`) is not a sentence.
-
-    Args:
-        value: what was matched.
-        before: text before it, at least the name.
-        after: text after it.
+    Text that continues with another assignment (`… user: bob`) is not a sentence. `before` ends with the name.
     """
     bare = re.sub(r"&\w+=.*", "", value).rstrip(".,:!?*")  # without the next part of a query
     if _PLACEHOLDER.search(bare) or len(set(bare.lower())) < 4:

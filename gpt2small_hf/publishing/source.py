@@ -53,11 +53,7 @@ class PushSource:
 
 
 def find_source(name: Path, tokenizer: str | None = None) -> PushSource:
-    """Find the model that a path names.
-
-    Args:
-        name: a run, a checkpoint, a model folder, or a folder that `convert` reads.
-        tokenizer: of weights that are stored without one: a folder or Hub id.
+    """Find the model that a path names; `tokenizer` is a folder or Hub id, for weights that are stored without one.
 
     Raises: UsageError if there is no model, or none that can be published.
     """

@@ -189,9 +189,7 @@ def write_record(folder: Path, files: Files, known: dict[str, Any], **checked: A
 def is_pushed_file(name: str, code: set[str]) -> bool:
     """Whether a push writes files of this name and removes those no longer staged.
 
-    Args:
-        name: of a file on the Hub.
-        code: modules that the repository's config.json names.
+    `code` are the modules that the repository's config.json names.
     """
     weights = re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors|pytorch_model(-\d+-of-\d+)?\.bin", name)
     charts = [f"charts/{chart}.png" for chart in CHARTS]

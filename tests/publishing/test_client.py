@@ -91,11 +91,11 @@ def push_once(staged: Path) -> None:
     hub.create_missing(remote)
     if remote.other_model and remote.is_overwritten:
         hub.create_tag(remote, remote.backup_tag, remote.head)
-    pushed = commit_folder(hub, remote, staged, files, "Publish tiny")
-    hub.verify_checksums(staged, REPO, pushed.commit)
+    commit, _ = commit_folder(hub, remote, staged, files, "Publish tiny")
+    hub.verify_checksums(staged, REPO, commit)
     with TemporaryDirectory() as cache:
-        hub.download(REPO, pushed.commit, Path(cache))
-    hub.create_tag(remote, "v1", pushed.commit, "Publish tiny")
+        hub.download(REPO, commit, Path(cache))
+    hub.create_tag(remote, "v1", commit, "Publish tiny")
     hub.set_visibility(REPO, public=True)
 
 
