@@ -59,12 +59,11 @@ def convert(
     except ValueError as error:
         raise UsageError(f"{src} cannot be converted: {error}.") from None
     print(f"source   {describe(source)}")
-    words = load_words(source, tokenizer)
+    words, told = load_words(source, tokenizer), provenance(source, src if where is None else origin_of(where))
     try:
         with exclusive_writer(dst.resolve()), atomic_write(dst.resolve()) as unfinished:
             check_destination(dst, where, overwrite=overwrite)  # another process may have written it by now
             source.build(to).save_pretrained(unfinished)
-            told = provenance(source, src if where is None else origin_of(where))
             if told is not None and to == "gpt2small":
                 write_json(unfinished / "converted.json", told)
             if words is not None:
@@ -119,14 +118,19 @@ def origin_of(path: Path) -> str | None:
 def provenance(source: SourceModel, origin: str | None) -> dict[str, Any] | None:
     """Return what `converted.json` records of weights, so that a publisher does not claim to have trained them.
 
-    Returns: the format (`what`), the settings and the Hub id (`origin`); None for weights in this package's format that
-        were not downloaded.
+    Returns: the format (`what`), the settings in the reference series' train.json and the Hub id (`origin`); None for
+        weights in this package's format that were not downloaded.
+    Raises: UsageError for another train.json.
     """
     if (recorded := source.folder / "converted.json").is_file():
         return read_json(recorded)
     if source.what == "gpt2small" and origin is None:
         return None
-    return {"what": source.what, "settings": {}, "origin": origin}
+    file = source.folder / "train.json"
+    settings = read_json(file) if file.is_file() else {}
+    if not isinstance(settings, dict):
+        raise UsageError(f"{file} is not a JSON object with settings. Correct or remove it.")
+    return {"what": source.what, "settings": settings, "origin": origin}
 
 
 def check_destination(dst: Path, src: Path | None, *, overwrite: bool) -> None:

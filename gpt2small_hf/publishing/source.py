@@ -13,7 +13,7 @@ from typing import Any
 from gpt2small_hf.conversion.convert import convert, origin_of
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.publishing.arguments import check_source
-from gpt2small_hf.runs.files import read_json, write_json
+from gpt2small_hf.runs.files import read_json
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.training.checkpoint_files import complete_checkpoints, step_of
@@ -74,13 +74,12 @@ def find_source(name: Path, tokenizer: str | None = None) -> PushSource:
     run_folder = RunFolder(Path("runs") / path.resolve().name)
     if run_folder.resolved.is_file():
         raise UsageError(f"{run_folder.root} is a run of the same name. Rename {name}, or publish the run.")
-    if _model_type(path) != MODEL_TYPE:
-        return _converted_source(path, run_folder, tokenizer)
-    record = path / "converted.json"
+    model = path if _model_type(path) == MODEL_TYPE else _convert(path, run_folder.root / "converted", tokenizer)
+    record = model / "converted.json"
     found = read_json(record) if record.is_file() else {}
     converted = found if found.get("what", MODEL_TYPE) != MODEL_TYPE else None
     origin = found.get("origin") or origin_of(path)
-    return PushSource(path.resolve().name, path, path, run_folder, converted=converted, origin=origin)
+    return PushSource(path.resolve().name, model, model, run_folder, converted=converted, origin=origin)
 
 
 def checkpoints(run: RunFolder) -> list[PushSource]:
@@ -131,20 +130,13 @@ def _adapter_source(source: PushSource, path: Path) -> PushSource:
     return replace(source, name=f"{source.name}-adapter", adapter=path)
 
 
-def _converted_source(path: Path, run_folder: RunFolder, tokenizer: str | None) -> PushSource:
-    """Convert weights of another code base into `runs/NAME/converted`."""
-    file = path / "train.json"  # of the reference series
-    settings = read_json(file) if file.is_file() else {}
-    if not isinstance(settings, dict):
-        raise UsageError(f"{file} is not a JSON object with settings. Correct or remove it.")
-    model = run_folder.root / "converted"
-    what = convert(str(path), model, MODEL_TYPE, tokenizer=tokenizer, overwrite=True).what
+def _convert(path: Path, model: Path, tokenizer: str | None) -> Path:
+    """Convert weights of another code base into the folder `model`, and return it."""
+    convert(str(path), model, MODEL_TYPE, tokenizer=tokenizer, overwrite=True)
     if not (model / "tokenizer.json").is_file():
         shutil.rmtree(model)
         raise UsageError(f"{path} has no tokenizer. Name the one it was trained with: --tokenizer FOLDER_OR_ID")
-    record = {"what": what, "settings": settings, "origin": origin_of(path)}
-    write_json(model / "converted.json", record)  # read again if this folder is published by its own name
-    return PushSource(path.resolve().name, model, model, run_folder, converted=record, origin=record["origin"])
+    return model
 
 
 def _model_type(path: Path) -> str | None:

@@ -258,7 +258,8 @@ def test_local_weights_keep_what_they_were_when_they_are_converted_and_converted
     convert("mine", Path("again"), "gpt2small")
     for name in ("mine", "again"):
         source = find_source(Path(name))
-        assert source.converted == {"what": "reference series", "settings": {}, "origin": None}
+        settings = read_json(reference / "train.json")
+        assert source.converted == {"what": "reference series", "settings": settings, "origin": None}
         assert source.origin is None
 
 

@@ -490,7 +490,8 @@ def lose_a_weight(staged: Path) -> None:
 
 
 def import_from_the_folder(staged: Path) -> None:
-    insert(staged / "gpt.py", "import torch", "from . import cpu_linear\n")
+    (staged / "more.py").write_text("")
+    insert(staged / "gpt.py", "import torch", "from . import more\n")  # which transformers does not fetch
 
 
 def break_the_syntax(staged: Path) -> None:
