@@ -15,7 +15,6 @@ from typing import Any
 
 from gpt2small_hf.errors import UsageError, print_stderr
 from gpt2small_hf.formatting import counted, one_line
-from gpt2small_hf.publishing.adapter import find_base
 from gpt2small_hf.publishing.arguments import known_token
 from gpt2small_hf.publishing.client import VerifyError
 from gpt2small_hf.publishing.commit import (
@@ -50,6 +49,7 @@ from gpt2small_hf.publishing.push_plan import (
 from gpt2small_hf.publishing.result_facts import MAX_SAMPLES, held_out_answers, loss_rise
 from gpt2small_hf.publishing.secret_scan import allow_secrets, allowed_secrets, check_flag_value, has_secret
 from gpt2small_hf.publishing.source import PushSource, find_source
+from gpt2small_hf.publishing.stage import find_base
 from gpt2small_hf.publishing.verify import CheckError
 from gpt2small_hf.resources import example_command
 from gpt2small_hf.runs.files import exclusive_writer, read_json, write_json

@@ -14,7 +14,6 @@ from gpt2small_hf.errors import UsageError, print_stderr
 from gpt2small_hf.formatting import byte_size, console_table
 from gpt2small_hf.invocation import command
 from gpt2small_hf.publishing import card, stage
-from gpt2small_hf.publishing.adapter import fill_cache, find_base, stage_adapter
 from gpt2small_hf.publishing.arguments import known_token
 from gpt2small_hf.publishing.license import License, write_license
 from gpt2small_hf.publishing.lineage_facts import copyright_holders
@@ -212,7 +211,7 @@ def stage_for_push(args: Namespace, plan: PushPlan) -> None:
         if publication.native:
             stage.stage_native(args.output_dir or source.run_folder.staged, folder)
         elif plan.is_adapter:
-            stage_adapter(source, folder, find_base(source, publication), **options)
+            stage.stage_adapter(source, folder, stage.find_base(source, publication), **options)
         else:
             stage.stage(source, folder, **options)
         has_code = not publication.native and not plan.is_adapter
@@ -254,7 +253,7 @@ def check_isolated(plans: list[PushPlan]) -> None:
         try:
             with TemporaryDirectory(prefix="base-", ignore_cleanup_errors=True) as cache:
                 if plan.is_adapter:
-                    fill_cache(Path(cache), find_base(plan.source, plan.publication))
+                    stage.fill_cache(Path(cache), stage.find_base(plan.source, plan.publication))
                 found = load_isolated(plan, plan.folder.resolve(), Path(cache))
         except CheckError as error:
             raise UsageError(f"{plan.folder} does not load in an isolated process: {error}") from None

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from gpt2small_hf import GPT2SmallForCausalLM
 from gpt2small_hf.errors import UsageError
-from gpt2small_hf.publishing.adapter import check_adapter, find_base
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import find_source
+from gpt2small_hf.publishing.stage import check_adapter, find_base
 from gpt2small_hf.runs.files import read_json, sha256, write_json
 from gpt2small_hf.runs.layout import RunFolder
 
