@@ -19,18 +19,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 
+from gpt2small_hf import formatting
 from gpt2small_hf.errors import UsageError
 from gpt2small_hf.evaluation.tasks import notes, tables
-from gpt2small_hf.formatting import (
-    console_table,
-    counted,
-    duration,
-    escaped,
-    markdown_table,
-    number,
-    one_line,
-    perplexity,
-)
 from gpt2small_hf.publishing.facts import card_facts
 from gpt2small_hf.publishing.publication import Publication
 from gpt2small_hf.publishing.source import PushSource
@@ -78,7 +69,7 @@ def collapse_empty_lines(text: str) -> str:
 def printable(text: str) -> str:
     """Replace control characters, except line ends and tabs, by visible marks, so that editors keep the text."""
     lines = text.replace("\r\n", "\n").split("\n")
-    return "\n".join("\t".join(one_line(part) for part in line.split("\t")) for line in lines)
+    return "\n".join("\t".join(formatting.one_line(part) for part in line.split("\t")) for line in lines)
 
 
 def quoted(text: str) -> str:
@@ -123,23 +114,23 @@ def wrapped(text: str) -> str:
 
 FILTERS = {
     "n": lambda value: f"{value:,}" if isinstance(value, (int, float)) else value,
-    "loss": lambda value: number(value, ".3f"),
-    "perplexity": perplexity,
-    "counted": counted,
+    "loss": lambda value: formatting.number(value, ".3f"),
+    "perplexity": formatting.perplexity,
+    "counted": formatting.counted,
     "approximate": approximate,
     "percent": lambda value: f"{100 * value:.3g}%",
     "g": lambda value: f"{value:g}",
-    "duration": duration,
+    "duration": formatting.duration,
     "setting": setting,
-    "md": lambda value: escaped(str(value)),
-    "code": lambda value: one_line(str(value)).replace("`", "'"),  # between backticks
-    "one_line": one_line,
+    "md": lambda value: formatting.escaped(str(value)),
+    "code": lambda value: formatting.one_line(str(value)).replace("`", "'"),  # between backticks
+    "one_line": formatting.one_line,
     "fenced": lambda text: fenced(printable(text)),
     "quoted": quoted,
     "wrapped": wrapped,
-    "tables": lambda results: [markdown_table(rows[0], rows[1:]) for rows in tables(results)],
+    "tables": lambda results: [formatting.markdown_table(rows[0], rows[1:]) for rows in tables(results)],
     "notes": notes,
-    "columns": lambda rows, *header: console_table(header, rows, text=(len(header) - 1,)),
+    "columns": lambda rows, *header: formatting.console_table(header, rows, text=(len(header) - 1,)),
     "short": lambda value: str(value)[:12],
     "url": lambda value: quote(value, safe="/"),
     "bibtex": bibtex,

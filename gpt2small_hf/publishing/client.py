@@ -30,7 +30,6 @@ from huggingface_hub import constants, set_client_factory
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import get_session, parse_ratelimit_headers
@@ -284,8 +283,6 @@ def command_errors(what: str) -> Iterator[None]:
     """Turn errors of the Hub during `what` into one line. Raises: AuthError, UploadError, UsageError."""
     try:
         yield
-    except OfflineModeIsEnabled:
-        raise UsageError("HF_HUB_OFFLINE is set, so nothing can be pushed. Unset it, or add --dry_run.") from None
     except RevisionNotFoundError as error:
         raise UploadError(
             f"{what}: {error_reason(error)}. The repository has changed; run the same command again."

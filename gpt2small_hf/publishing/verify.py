@@ -352,11 +352,6 @@ def compare(
             f"its weights are not those of the model it was staged from: {changed[0]}{more}. The model may have been "
             "trained or replaced since. Stage it again."
         )
-    return compare_logits(logits, expected, native=native, adapter=adapter)
-
-
-def compare_logits(logits: Tensor, expected: Expected, *, native: bool, adapter: bool) -> tuple[float, float]:
-    """Compare logits. Returns and raises: as `compare`."""
     if logits.shape != expected.logits.shape:
         raise CheckError(f"its logits have the shape {(*logits.shape,)}, not {(*expected.logits.shape,)}.")
     difference = (logits - expected.logits).abs().max().item()
