@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from gpt2small_hf.report.benchmarks import benchmarks_figure
 from gpt2small_hf.runs.files import atomic_write
 from gpt2small_hf.runs.layout import RunFolder
 from gpt2small_hf.runs.records import Resolved
@@ -38,7 +39,7 @@ Rows = list[MetricsRow]
 
 
 def draw_charts(run: RunFolder) -> list[Path]:
-    """Draw loss, gradient norm, learning rate and throughput against steps: `charts/*.png`, 960 x 540 pixels.
+    """Draw loss, gradients, learning rate, throughput and benchmarks against steps: `charts/*.png`, 960 x 540 pixels.
 
     Reads `metrics.jsonl`, and `resolved.json` and `heldout.json` if they exist.
 
@@ -52,6 +53,7 @@ def draw_charts(run: RunFolder) -> list[Path]:
         "grad_norm": grad_norm_figure(rows, resolved and resolved.trainer.max_grad_norm),
         "learning_rate": learning_rate_figure(rows),
         "throughput": throughput_figure(rows),
+        "benchmarks": benchmarks_figure(rows),
     }
     drawn = []
     for name, figure in figures.items():

@@ -16,6 +16,7 @@ import numpy as np
 from gpt2small_hf.evaluation.tasks import notes, results_of, tables
 from gpt2small_hf.formatting import console_table, counted, escaped, markdown_table, number, one_line
 from gpt2small_hf.invocation import command
+from gpt2small_hf.report.benchmarks import benchmark_sections
 from gpt2small_hf.report.charts import best, describe, draw_charts, new_skips, values
 from gpt2small_hf.report.notes import NOTHING_HELD_OUT, kept_line, worse_line
 from gpt2small_hf.resources import example_command
@@ -293,6 +294,10 @@ def as_markdown(run: Run, charts: Sequence[Path]) -> str:
         parts.append(escaped(worse_line(run.heldout, run.train_loss_nats) or ""))
         parts += map(escaped, notes(results))
     parts.append(escaped(evaluations(run) or "There was no evaluation during training."))
+    for section in benchmark_sections(run):
+        parts.append(f"## {escaped(section.title)}")
+        parts += [markdown_table(table[0], table[1:], text=(0, 1)) for table in section.tables]
+        parts.append("\n".join(f"- {escaped(note)}" for note in section.notes))
     parts.append("## Charts")
     parts += [f"![{path.stem.replace('_', ' ')}]({path.relative_to(run.folder.root).as_posix()})" for path in charts]
     if not charts:
@@ -327,6 +332,9 @@ def as_text(run: Run) -> str:
         parts += [console_table(table[0], table[1:]) for table in tables(results)] or [NOTHING_HELD_OUT]
         parts.append(worse_line(run.heldout, run.train_loss_nats) or "")
         parts += notes(results)
+    for section in benchmark_sections(run):
+        parts += [section.title, *(console_table(table[0], table[1:], text=(0, 1)) for table in section.tables)]
+        parts.append("\n".join(section.notes))
     lines = [evaluations(run) or "", *problems(run)]
     parts.append("\n".join(line for line in lines if line))
     parts += [f"{table.prompt} ▸\n{table.as_text()}" for table in sample_tables(run.samples, run.metrics)]

@@ -68,7 +68,7 @@ class RunFolder:
     """`former` while files are moved into it."""
 
     def chart(self, name: str) -> Path:
-        """A chart: `loss`, `grad_norm`, `learning_rate` or `throughput`."""
+        """A chart: `loss`, `grad_norm`, `learning_rate`, `throughput` or `benchmarks`."""
         return self.root / "charts" / f"{name}.png"
 
     def is_own(self, path: Path) -> bool:
