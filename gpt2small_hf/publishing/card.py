@@ -145,7 +145,7 @@ def metadata(facts: dict[str, Any]) -> str:
     """Return the metadata that the Hub reads, as YAML."""
     publication, data, converted = facts["publication"], facts["data"], facts["converted"]
     base, origin, license = facts["base"], facts["origin"], publication.license
-    eval_results = evaluation_results(facts)
+    eval_results = evaluation_results(facts) + benchmark_results(facts)
     datasets = {*(data["datasets"] if data else ()), converted["dataset"] if converted else None}
     card = ModelCardData(
         language=publication.languages or None,
@@ -192,6 +192,26 @@ def evaluation_results(facts: dict[str, Any]) -> list[EvalResult]:
         )
         for kind, (name, value) in measured.items()
         if value is not None
+    ]
+
+
+def benchmark_results(facts: dict[str, Any]) -> list[EvalResult]:
+    """Return the scores of benchmarks for the metadata, with the harness and its version as their source."""
+    found = facts["benchmarks"]
+    names = {"accuracy_norm": "accuracy per character", "bits_per_byte": "bits per byte"}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            task_name="Text generation",
+            dataset_type=one.task,  # results of one type are merged
+            dataset_name=one.task if found.limit is None else f"{one.task}, first {found.limit:,} items",
+            metric_type=one.measure,
+            metric_name=names.get(one.measure, one.measure),
+            metric_value=round(one.score.value, 6),
+            source_name=f"lm-evaluation-harness {found.harness}",
+            source_url="https://github.com/EleutherAI/lm-evaluation-harness",
+        )
+        for one in (found.rows if found else ())
     ]
 
 

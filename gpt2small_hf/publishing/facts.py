@@ -90,6 +90,7 @@ def card_facts(source: PushSource, folder: Path, publication: Publication) -> di
         "new_text": new_text(heldout) if heldout else None,
         "nothing_held_out": bool(run and run.heldout and not run.measured),
         "further_results": further_results(run.heldout) if run and run.heldout and not source.is_checkpoint else {},
+        "benchmarks": results.benchmarks(source),
         "comparison": results.comparison(run, baseline, publication) if run and baseline else None,
         "charts": [name for name in CHARTS if (folder / "charts" / f"{name}.png").is_file()],
         "samples": samples,

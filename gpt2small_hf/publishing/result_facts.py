@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gpt2small_hf.config.recipe import BASELINE
+from gpt2small_hf.evaluation.comparison import PERCENT
+from gpt2small_hf.evaluation.estimates import CONFIDENCE
 from gpt2small_hf.formatting import one_line
 from gpt2small_hf.publishing.lineage_facts import Excerpt, baseline_repository
 from gpt2small_hf.publishing.privacy import scrub
@@ -18,7 +20,17 @@ from gpt2small_hf.report.sweep import round_loss
 from gpt2small_hf.runs.layout import RunFolder, SweepFolder
 from gpt2small_hf.runs.reader import Run
 from gpt2small_hf.runs.records import Resolved
-from gpt2small_hf.runs.results import Answer, Completions, HeldOut, MetricsRow, RecipeResult, Sample, SweepResults
+from gpt2small_hf.runs.results import (
+    Answer,
+    Completions,
+    HeldOut,
+    MetricsRow,
+    RecipeResult,
+    Sample,
+    Score,
+    SweepResults,
+    TaskScore,
+)
 from gpt2small_hf.training.resume import changed
 
 MAX_SAMPLES = 3
@@ -36,6 +48,54 @@ class LossRise:
     after: float
     message: str
     """For the console."""
+
+
+@dataclass(frozen=True)
+class BenchmarkMeasure:
+    """One measure of a benchmark."""
+
+    task: str
+    measure: str
+    """`accuracy`, `accuracy_norm`, `bits_per_byte`, or one of the harness."""
+    is_share: bool
+    """Whether the value is a share of items, which is shown in percent."""
+    score: Score
+    chance: float | None
+    """Value of a guess; None if it is not known for this measure."""
+    is_chance: bool
+    """Whether the 95 % interval contains chance or is below it."""
+
+
+@dataclass(frozen=True)
+class BenchmarkFacts:
+    """The benchmarks that a run measured on these weights."""
+
+    step: int
+    harness: str
+    """Version of lm-evaluation-harness."""
+    limit: int | None
+    """Maximum number of items of a task."""
+    rows: list[BenchmarkMeasure]
+    confidence: float = CONFIDENCE
+    """Of the intervals."""
+
+
+def benchmarks(source: PushSource) -> BenchmarkFacts | None:
+    """Return the scores of --eval_tasks at the step of the weights; None if this step was not measured."""
+    if source.run is None:
+        return None
+    step = source.run.step if source.step is None else source.step
+    row = next((row for row in source.run.metrics if row.benchmarks is not None and row.step == step), None)
+    if row is None or row.benchmarks is None:
+        return None
+    rows = [_benchmark_measure(one, name, score) for one in row.benchmarks.scores for name, score in one.scores.items()]
+    return BenchmarkFacts(step, row.benchmarks.harness, row.benchmarks.limit, rows) if rows else None
+
+
+def _benchmark_measure(one: TaskScore, name: str, score: Score) -> BenchmarkMeasure:
+    chance = one.chance if name in ("accuracy", "accuracy_norm") else None
+    is_chance = chance is not None and (score.low is None or score.low <= chance)
+    return BenchmarkMeasure(one.task, name, name in PERCENT, score, chance, is_chance)
 
 
 def held_out_facts(source: PushSource) -> HeldOut | None:

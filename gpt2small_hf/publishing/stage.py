@@ -38,7 +38,7 @@ TOKENIZER = (
 )
 SETTINGS = ("config.json", "generation_config.json")
 RESULTS = ("resolved.json", *dict.fromkeys(name for task in TASKS for name in task.published))
-CHARTS = ("loss", "grad_norm", "learning_rate", "throughput")
+CHARTS = ("loss", "grad_norm", "learning_rate", "throughput", "benchmarks")
 WEIGHT_SUFFIXES = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".ot", ".gguf", ".ggml", ".onnx"),
     *(".onnx_data", ".onnx.data", ".tflite", ".mlmodel", ".pb", ".keras", ".pkl", ".pickle", ".joblib", ".npz"),
