@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,10 @@ def load_benchmarks(names: Sequence[str], local: Path | None, num_fewshot: int |
     import datasets
 
     TaskManager = _harness("tasks").TaskManager
+    templates = _harness("utils").env
+    # The harness compiles a task's template again for each item, which takes longer than a small model's forward pass.
+    if "from_string" not in vars(templates):
+        templates.from_string = cache(templates.from_string)
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     datasets.disable_progress_bars()
