@@ -24,7 +24,7 @@ def main(words: list[str]) -> None:
     )
     if target.device_name is not None and budget.find_device(target.device_name) is None:
         raise UsageError(f"--device_name {target.device_name} is unknown. {budget.suggest_device(target.device_name)}")
-    check_paths(config)
+    check_paths(config, is_planned=True)
     from gpt2small_hf.plan import estimate
 
     training = without_flags(words, {setting.name for setting in fields(PlanArguments)})

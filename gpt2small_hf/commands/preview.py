@@ -33,13 +33,14 @@ def main(words: list[str]) -> None:
     args, chat, others = parser.fill(_separate_switches(words))
     from gpt2small_hf.data.chat.files import find_places
 
-    if not any(DataFolder(Path(name).expanduser()).exists for name in others.DATA):
+    is_prepared = any(DataFolder(Path(name).expanduser()).exists for name in others.DATA)
+    if not is_prepared:
         for name in others.DATA:
             run = RunFolder(Path(name).expanduser())
             if run.resolved.is_file():
                 raise UsageError(f"{name} is a run folder, not data. Its first training rows are in {run.first_rows}.")
             find_places(name)
-    check_named("--tokenizer", args.tokenizer)
+    check_named("--tokenizer", args.tokenizer, is_loaded=not is_prepared)
     if args.html is not None:
         check_writable("--html", args.html.parent)
     from gpt2small_hf.data.preview.command import preview

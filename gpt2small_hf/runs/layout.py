@@ -163,12 +163,16 @@ class DataFolder:
         return DataFolder(self.root / ".partial" if is_fixed else self.root.with_name(self.root.name + ".partial"))
 
 
-def check_named(flag: str, name: str | None) -> None:
-    """Check that a tokenizer is a local path, in the cache or on the Hub. Raises: UsageError otherwise."""
+def check_named(flag: str, name: str | None, *, is_loaded: bool = True) -> None:
+    """Check that a tokenizer is a local path, in the cache or on the Hub.
+
+    Raises: UsageError otherwise. Unless the tokenizer `is_loaded`, an id is not asked for.
+    """
     if not name or Path(name).expanduser().exists():
         return
     if HUB_ID.fullmatch(name):
-        check_on_hub(name, ("tokenizer.json", "tokenizer_config.json"), where=f"{flag} ")
+        if is_loaded:
+            check_on_hub(name, ("tokenizer.json", "tokenizer_config.json"), where=f"{flag} ")
     else:
         raise UsageError(f"{flag} {name} does not exist. Check the spelling; the working folder is {Path.cwd()}.")
 

@@ -18,8 +18,10 @@ from gpt2small_hf.invocation import command
 from gpt2small_hf.runs.layout import check_named
 
 
-def check_paths(args: RunConfig) -> None:
+def check_paths(args: RunConfig, *, is_planned: bool = False) -> None:
     """Check the files and folders that a run reads, the chat template and the first row of each file of chats.
+
+    A run that `is_planned` does not load its tokenizer, so that is not asked for on the Hub.
 
     Raises: UsageError for the first that is missing or invalid.
     """
@@ -36,7 +38,7 @@ def check_paths(args: RunConfig) -> None:
     if args.run.data_dir is not None:
         read_meta(args.run.data_dir)
     if not args.data.trains_tokenizer:
-        check_named("--tokenizer", args.data.tokenizer)
+        check_named("--tokenizer", args.data.tokenizer, is_loaded=not is_planned)
     if args.run.has_eval_tasks:
         check_tasks(args.run.eval_task_data)
     if args.run.init_from is not None:

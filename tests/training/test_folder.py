@@ -134,7 +134,7 @@ def test_lock_is_skipped_with_a_warning_where_the_file_system_has_none(tmp_path,
 def test_run_takes_any_empty_folder_and_overwrites_in_it(fixed_folder, tmp_path):
     words = [*tiny_words(tmp_path, fixed_folder), *SHORT]
     inode, is_link = fixed_folder.stat().st_ino, fixed_folder.is_symlink()
-    with pytest.raises(UsageError, match="multiple of num_attention_heads"):
+    with pytest.raises(UsageError, match="multiple of --num_attention_heads"):
         run_train([*words, "--hidden_size", "17"])
     run_train([*words, "--preflight_only"])
     assert {path.name for path in fixed_folder.iterdir()} <= {"data"}
@@ -173,7 +173,7 @@ def short_run(tmp_path_factory) -> tuple[Path, str]:
 
 
 FIRST_MOMENTS = {
-    "before the lock": (1, FOLDER, "locked"),
+    "before the lock": (1, FOLDER, "lock_folder"),
     "before the folder is opened": (1, FOLDER, "restore"),
     "before the text is prepared": (1, RUN, "build_run_inputs"),
     "before the first file": (1, RUN, "start_folder"),

@@ -564,7 +564,7 @@ def test_terminal_that_lacks_characters_gets_their_numbers(chats: str, tmp_path:
         ("--max_length 1", "--max_length is 1. Give 2 or more."),
         ("--max_length 4", "conversations can be used"),
         ("--template none", "--template none is neither a name"),
-        ("--tokenizer nowhere/at_all", "no tokenizer nowhere/at_all"),
+        ("--tokenizer nowhere/at_all", "--tokenizer nowhere/at_all does not exist in"),
         ("--html page", "--html page is not the name of a page. Name a file that ends with .html."),
         ("--html .", "--html . is not the name of a page"),
         ("--tempate chatml", "--tempate is not a flag. Did you mean --template?"),
